@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -167,10 +167,15 @@ def autotune(shape: AttentionShape, requested: str | None, mesh: Mesh, setting: 
     return requested
 
 
-def attention_shapes(
-    cell: CellConfig, sweep: SweepConfig, mesh: Mesh
-) -> tuple[SelfAttentionShape, DecodeAttentionShape]:
-    """The calls of a device of the mesh: the update's and the sampler's."""
+class AttentionShapes(NamedTuple):
+    """The calls of a sweep on one device."""
+
+    of_update: SelfAttentionShape
+    of_sampler: DecodeAttentionShape
+
+
+def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> AttentionShapes:
+    """Those of a device of the mesh."""
     model = cell.model
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
@@ -201,17 +206,17 @@ def attention_shapes(
         cache_dtype=precision.cache,
         unrolled=layers_are_unrolled(platform, precision.cache),
     )
-    return of_update, of_sampler
+    return AttentionShapes(of_update, of_sampler)
 
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
     """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError
     as in `autotune`."""
-    forward_shape, decode_shape = attention_shapes(cell, sweep, mesh)
-    forward = autotune(forward_shape, sweep.forward_attention, mesh, "sweep.forward_attention")
+    shapes = attention_shapes(cell, sweep, mesh)
+    forward = autotune(shapes.of_update, sweep.forward_attention, mesh, "sweep.forward_attention")
     decode = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
     if positions_are_split(mesh) or sweep.slots_per_prefix in (None, 1):
-        decode = autotune(decode_shape, sweep.decode_attention, mesh, "sweep.decode_attention")
+        decode = autotune(shapes.of_sampler, sweep.decode_attention, mesh, "sweep.decode_attention")
     return sweep.model_copy(update={"decode_attention": decode, "forward_attention": forward})
 
 

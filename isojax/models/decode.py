@@ -411,6 +411,7 @@ class Decoding:
         routers: RouterPass | None = RECORDING,
     ) -> DecodedToken:
         """`step`, and the experts of each slot's token in the layers that have some."""
+        # Of the tokens' positions, with an axis of one token: [R 1 H/2].
         rotations = {}
         for rope, table in zip(self.sampled.ropes, weights["cos_sin"], strict=True):
             rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)

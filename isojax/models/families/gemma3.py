@@ -168,7 +168,10 @@ def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_gguf(config: ModelConfig) -> dict[str, Any]:
-    """InputError where llama.cpp would scale scores otherwise: it goes by the number of layers."""
+    """The metadata of a GGUF file, where it differs from llama.cpp's defaults.
+
+    InputError where llama.cpp would scale scores otherwise: it goes by the number of layers.
+    """
     options = read_options(config, Gemma3Options)
     scalar = gguf_scalar(config.layers, config.width, config.heads) or config.head_dim
     if options.query_scalar != scalar:
@@ -177,7 +180,6 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
             f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone."
         )
 
-    # What differs from llama.cpp's defaults.
     metadata: dict[str, Any] = {}
     slides = [kind == SLIDING for kind in options.kinds(config.layers)]
     default_slides = [(layer + 1) % PERIOD != 0 for layer in range(config.layers)]
@@ -185,6 +187,7 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
         metadata["attention.sliding_window"] = options.window
         if slides != default_slides:
             metadata["attention.sliding_window_pattern"] = slides
+
     if options.local_rope_base != DEFAULTS["rope_local_base_freq"]:
         metadata["rope.freq_base_swa"] = options.local_rope_base
     if options.rope_factor != 1:

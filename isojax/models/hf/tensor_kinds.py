@@ -77,7 +77,8 @@ def _explain_names(
     expected = {name for spec in specs for name in spec.tensor_names()}
     missing = expected - stored.keys()
 
-    # Names that are right but for what stands before them, or lacks.
+    # Names that are right but for what stands before them, or lacks; the embedding, which all have,
+    # shows it.
     embeddings = [name for name in stored if name.endswith(EMBEDDING_WEIGHT.removeprefix("model."))]
     if embeddings and all(map(TEXT_PART.search, embeddings)):
         rename = _rename_command(folder, "k.replace('language_model.', '')")
@@ -85,6 +86,7 @@ def _explain_names(
             "Names are those of the text part of a model of images or sound. "
             f"Write them as its own: {rename}"
         )
+
     with_prefix = [name for name in stored if name.endswith("." + EMBEDDING_WEIGHT)]
     if with_prefix:
         prefix = min(name.removesuffix(EMBEDDING_WEIGHT) for name in with_prefix)
@@ -93,6 +95,7 @@ def _explain_names(
             f"Names begin with {prefix!r}, which is no part of the model. "
             f"Write them without it: {rename}"
         )
+
     if all(name.removeprefix("model.") in stored for name in missing if name != HEAD_WEIGHT):
         saved = "The names lack 'model.', as AutoModel writes a model without its head"
         if config.tied:
