@@ -15,7 +15,7 @@ verdict.
 import argparse
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -65,13 +65,23 @@ MODEL = (
 )
 TEXT = ("cell.task=jsonl:none", "cell.model.vocab=32768", "cell.rl.learning_rate=1e-6")
 LORA = "cell.model.lora={rank: 16}"
-SWEEPS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # (topology, mesh, further settings)
-    "fused": ("v5e:2x2", "fsdp=4", ("cell.model.layers=3", "cell.rl.kl=0.02")),
-    "text": ("v5e:2x2", "fsdp=2,tensor=2", TEXT),
-    "kl": ("v5e:2x2", "data=2,tensor=2", (*TEXT, "cell.rl.kl=0.02")),
-    "lora": ("v6e:2x2", "tensor=4", (*TEXT, LORA)),
-    "moments": ("v5e:2x2", "fsdp=4", (*TEXT, "sweep.moments_on_host=true")),
-    "async": ("v5p:2x2x1", "fsdp=2,tensor=2", (*TEXT, "cell.rl.max_staleness=2")),
+
+
+class JudgedSweep(NamedTuple):
+    """A sweep, and the chips that it is to fit on."""
+
+    topology: str
+    mesh: str
+    settings: tuple[str, ...]  # beyond MODEL
+
+
+SWEEPS = {
+    "fused": JudgedSweep("v5e:2x2", "fsdp=4", ("cell.model.layers=3", "cell.rl.kl=0.02")),
+    "text": JudgedSweep("v5e:2x2", "fsdp=2,tensor=2", TEXT),
+    "kl": JudgedSweep("v5e:2x2", "data=2,tensor=2", (*TEXT, "cell.rl.kl=0.02")),
+    "lora": JudgedSweep("v6e:2x2", "tensor=4", (*TEXT, LORA)),
+    "moments": JudgedSweep("v5e:2x2", "fsdp=4", (*TEXT, "sweep.moments_on_host=true")),
+    "async": JudgedSweep("v5p:2x2x1", "fsdp=2,tensor=2", (*TEXT, "cell.rl.max_staleness=2")),
 }
 
 
@@ -112,11 +122,13 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
     shapes = programs.update_shapes(ASSUMED_TRAINING_PROBLEMS)
     rollouts = programs.rollout_programs
     rollouts, evaluator = vars(rollouts), programs.evaluator.graded_sampler.engine
-    state, base, table = map(chip_bytes, (shapes.state, shapes.base_params, shapes.problem_table))
     params = chip_bytes(shapes.policy_params)
-    parked = chip_bytes((shapes.state.moments, shapes.state.critic)) if sweep.moments_on_host else 0
-    # what a run always keeps, and what each program needs
-    kept = state + base + table
+    table = chip_bytes(shapes.problem_table)
+    kept = chip_bytes(shapes.state) + chip_bytes(shapes.base_params) + table  # by a run, always
+    parked = 0  # in the host's memory while it samples
+    if sweep.moments_on_host:
+        parked = chip_bytes((shapes.state.moments, shapes.state.critic))
+
     needed = {}
     worker = 0  # bytes that an asynchronous sampler keeps
     if "sampler" in rollouts:
@@ -127,6 +139,8 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
         )
         needed["sampler: decode_chunk"] = peak_bytes(sampler.decode_chunk) + kept
         needed["sampler: extract_batch"] = peak_bytes(sampler.extract_batch) + kept
+
+    # Streams of the host's loop: a program's own arguments are within its peak.
     engines = {"evaluate": evaluator}
     if "graded_sampler" in rollouts:
         engines["train"] = rollouts["graded_sampler"].engine
@@ -140,6 +154,7 @@ def needed_bytes(config: Config, topology: str) -> dict[str, int]:
         needed[f"{name}: init_batch"] = peak_bytes(stream.init_batch) + meanwhile + weights
         needed[f"{name}: advance_chunk"] = peak_bytes(stream.advance_chunk) + meanwhile
         needed[f"{name}: to_rollouts"] = peak_bytes(stream.to_rollouts) + meanwhile + weights
+
     if isinstance(evaluator, DeviceEngine):
         needed["evaluate"] = peak_bytes(evaluator.program) + kept - params
     needed["update"] = peak_bytes(rollouts["update"]) + worker + (table if is_text else 0)
@@ -173,8 +188,10 @@ def main() -> None:
         "sweeps", nargs="*", choices=[*SWEEPS, []], help="some of them (default: all)"
     )
     for name in parser.parse_args().sweeps or SWEEPS:
-        topology, mesh, words = SWEEPS[name]
-        config = load_config(["quickstart"], [*MODEL, *words, f"run.mesh={mesh}"])
+        sweep = SWEEPS[name]
+        topology = sweep.topology
+        config = load_config(["quickstart"], [*MODEL, *sweep.settings, f"run.mesh={sweep.mesh}"])
+
         needed = run_in_child_process(needed_bytes, config, topology)
         largest = max(needed, key=needed.__getitem__)
         planned, _, budget = topology_budget(config, topology)
@@ -183,15 +200,13 @@ def main() -> None:
         for factor in (1.02, 0.98):
             gib = needed[largest] * factor / GIB
             fits, message = verdict(config, topology, gib, peaks)
+            by_program = {program: round(size / GIB, 3) for program, size in needed.items()}
             row = {
                 "sweep": name,
                 "topology": topology,
-                "mesh": mesh,
+                "mesh": sweep.mesh,
                 "largest": largest,
                 "limit": round(gib, 3),
-            }
-            by_program = {program: round(size / GIB, 3) for program, size in needed.items()}
-            row |= {
                 "run_fits": factor > 1,
                 "dry_run_fits": fits,
                 "message": message[:200],

@@ -93,9 +93,9 @@ def make_prompts(
     """`count` prompts of exactly `length` tokens, as ids and as texts that mean them: words drawn
     at random, the same on every machine.
     """
-    words = sorted(
-        i for piece, i in tokenizer.get_vocab().items() if re.fullmatch("Ġ[a-z]{4,9}", piece)
-    )
+    vocabulary = tokenizer.get_vocab()
+    words = sorted(i for piece, i in vocabulary.items() if re.fullmatch("Ġ[a-z]{4,9}", piece))
+
     draw = random.Random(0)
     ids, texts = [], []
     for _ in range(count):
@@ -119,29 +119,18 @@ def write_prompts(model: Path, claim: Claim, folder: Path) -> Path:
 
 def command(model: Path, claim: Claim, peer: Peer, prompts: Path, repeats: int) -> list[str]:
     """What runs a peer's child."""
-    coefficients = {"--n": claim.n, "--new": claim.new, "--repeats": repeats}
-    flags = [str(x) for pair in coefficients.items() for x in pair]
-    variant = ["--variant", peer.variant] if peer.variant else []
-    return [
-        str(peer.python),
-        str(HERE / peer.script),
-        str(model),
-        "--prompts",
-        str(prompts),
-        *flags,
-        *variant,
-    ]
+    words = [peer.python, HERE / peer.script, model, "--prompts", prompts]
+    words += ["--n", claim.n, "--new", claim.new, "--repeats", repeats]
+    if peer.variant:
+        words += ["--variant", peer.variant]
+    return [str(word) for word in words]
 
 
 def limits_command(model: Path, claim: Claim) -> list[str]:
     """What measures the machine's limits and the floor of a claim's rollouts."""
-    coefficients = {"--rows": claim.B_p * claim.n, "--prompt": claim.prompt, "--new": claim.new}
-    return [
-        sys.executable,
-        str(HERE.parent / "limits.py"),
-        str(model),
-        *(str(x) for pair in coefficients.items() for x in pair),
-    ]
+    words = [sys.executable, HERE.parent / "limits.py", model, "--rows", claim.B_p * claim.n]
+    words += ["--prompt", claim.prompt, "--new", claim.new]
+    return [str(word) for word in words]
 
 
 def run(words: list[str]) -> Iterator[dict[str, Any]]:
@@ -151,14 +140,17 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
         raise RuntimeError(
             f"{words[0]}: no such Python; `make bench-peers` makes the peers' environments"
         )
+
     threads = str(len(os.sched_getaffinity(0)))
-    environment = os.environ | {
+    environment = {
+        **os.environ,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
     }
-    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if words[0] == sys.executable and machine.huge_pages_available():
         # as isojax's own commands do
         environment.setdefault(machine.TUNABLES_VARIABLE, machine.TUNABLES_VALUE)
@@ -176,26 +168,28 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and
     tokens per second, largest memory, how many were measured; and how many times faster isojax did
     the same claim, by the wall (`faster`) and by the processor (`cpu_faster`)."""
-    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    measured: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
-        result.setdefault((line["claim"], line["peer"]), []).append(line)
+        measured.setdefault((line["claim"], line["peer"]), []).append(line)
     rows = []
-    for (claim, peer), of_one in result.items():
-        row: dict[str, Any] = {"claim": claim, "peer": peer, "measured": len(of_one)}
-        row |= {
-            key: statistics.median(line[key] for line in of_one)
-            for key in ("seconds", "cpu_seconds")
+    for (claim, peer), of_one in measured.items():
+        row = {
+            "claim": claim,
+            "peer": peer,
+            "measured": len(of_one),
+            "seconds": statistics.median(line["seconds"] for line in of_one),
+            "cpu_seconds": statistics.median(line["cpu_seconds"] for line in of_one),
+            "tokens": of_one[0]["tokens"],
+            "peak_gib": max(line["peak_gib"] for line in of_one),
         }
-        rows.append(
-            row
-            | {"tokens": of_one[0]["tokens"], "peak_gib": max(line["peak_gib"] for line in of_one)}
-        )
-    ours = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
+        rows.append(row)
+
+    isojax_rows = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
     for row in rows:
-        if row["claim"] in ours:
-            row["faster"], row["cpu_faster"] = (
-                row[key] / ours[row["claim"]][key] for key in ("seconds", "cpu_seconds")
-            )
+        of_isojax = isojax_rows.get(row["claim"])
+        if of_isojax is not None:
+            row["faster"] = row["seconds"] / of_isojax["seconds"]
+            row["cpu_faster"] = row["cpu_seconds"] / of_isojax["cpu_seconds"]
     return rows
 
 
@@ -217,20 +211,23 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
     )
     table = Table(*heads)
     for row in rows:
-        floor = floors.get(row["claim"])
-        share = f"{row['tokens'] / row[clock] / statistics.median(floor):.0%}" if floor else ""
-        ratios = [
-            f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else ""
-            for key in ("faster", "cpu_faster")
-        ]
-        coefficients = [
+        share = ""
+        if row["claim"] in floors:
+            floor = statistics.median(floors[row["claim"]])
+            share = f"{row['tokens'] / row[clock] / floor:.0%}"
+        ratios = ["", ""]
+        if row["peer"] != "isojax" and "faster" in row:
+            ratios = [f"{row['faster']:.2f} x", f"{row['cpu_faster']:.2f} x"]
+        table.add_row(
+            row["claim"],
+            row["peer"],
+            str(row["measured"]),
             f"{row['seconds']:.2f}",
             f"{row['cpu_seconds']:.2f}",
             f"{row['tokens'] / row['seconds']:.0f}",
             f"{row['peak_gib']:.2f}",
-        ]
-        table.add_row(
-            row["claim"], row["peer"], str(row["measured"]), *coefficients, *ratios, share
+            *ratios,
+            share,
         )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -249,7 +246,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=model_folder)
+    parser.add_argument("model", type=model_folder, help="SmolLM2-135M's folder")
     parser.add_argument("--only", default="", help=f"of {','.join(claim.name for claim in CLAIMS)}")
     parser.add_argument("--peers", default="", help="of isojax,transformers,tunix,trl")
     parser.add_argument(
@@ -268,11 +265,12 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--commands", action="store_true", help="run nothing; print the commands")
     args = parser.parse_args()
-    for inputs, known in (
-        (args.only, {c.name for c in CLAIMS}),
-        (args.peers, {"isojax", "transformers", "tunix", "trl"}),
-    ):
-        if unknown := set(filter(None, inputs.split(","))) - known:
+
+    names_of_claims = {claim.name for claim in CLAIMS}
+    names_of_peers = {"isojax", "transformers", "tunix", "trl"}
+    for text, known in ((args.only, names_of_claims), (args.peers, names_of_peers)):
+        unknown = set(filter(None, text.split(","))) - known
+        if unknown:
             parser.error(
                 f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, "
                 "with commas between"
@@ -287,37 +285,38 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[-args.cores :]
     os.sched_setaffinity(0, cores)
     args.folder.mkdir(exist_ok=True)
+
     lines: list[dict[str, Any]] = []
     floors: dict[str, list[float]] = {}
     failed = False
     for claim in claims:
         prompts = write_prompts(args.model, claim, args.folder)
-        peers = [
-            peer
-            for peer in claim.peers
-            if not args.peers or (peer.environment or "isojax") in args.peers.split(",")
-        ]
-        children = {
-            peer.name: command(args.model, claim, peer, prompts, args.repeats or claim.repeats)
-            for peer in peers
-        }
+        repeats = args.repeats or claim.repeats
+        children = {}
+        for peer in claim.peers:
+            if not args.peers or (peer.environment or "isojax") in args.peers.split(","):
+                children[peer.name] = command(args.model, claim, peer, prompts, repeats)
         if args.commands:
             print("\n".join(" ".join(words) for words in children.values()))
             continue
+
+        # Each round opens with the machine's limits, whose lines have no peer.
         for round in range(args.rounds):
-            for name, words in {"": limits_command(args.model, claim), **children}.items():
-                about = {"claim": claim.name, "cores": len(cores), "round": round}
+            about = {"claim": claim.name, "cores": len(cores), "round": round}
+            try:
+                for line in run(limits_command(args.model, claim)):
+                    print(json.dumps({**about, **line}), flush=True)
+                    if claim.peers is ROLLOUTS:
+                        floor = line["floor_tokens_per_second"]
+                        floors.setdefault(claim.name, []).append(floor)
+            except RuntimeError as e:
+                print(e, file=sys.stderr, flush=True)
+                failed = True
+            for name, words in children.items():
                 try:
                     for line in run(words):
-                        print(
-                            json.dumps(about | ({"peer": name} if name else {}) | line), flush=True
-                        )
-                        if name:
-                            lines.append(about | {"peer": name} | line)
-                        elif claim.peers is ROLLOUTS:
-                            floors.setdefault(claim.name, []).append(
-                                line["floor_tokens_per_second"]
-                            )
+                        lines.append({**about, "peer": name, **line})
+                        print(json.dumps(lines[-1]), flush=True)
                 except RuntimeError as e:
                     print(e, file=sys.stderr, flush=True)
                     failed = True

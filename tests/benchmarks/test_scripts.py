@@ -147,7 +147,8 @@ SHARES = ("A", "R_first", "R_middle", "R_last")
 
 def test_curve_coverage(scripts: Scripts) -> None:
     """One curve of each of two kinds: every share is that of one curve."""
-    kinds = {"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)}
+    noise = importlib.import_module("curve_coverage").Noise
+    kinds = {"white": noise(0.0, 1, 0.0), "2 seeds": noise(0.0, 2, 0.01)}
     lines = scripts("curve_coverage", "--curves", 1, "--kinds", "own", POINTS=(30,), KINDS=kinds)
     assert [line["kind"] for line in lines] == ["white, 30 points", "2 seeds, 30 points"]
     assert all(line["curves"] == 1 and all(line[k] in (0, 1) for k in SHARES) for line in lines)
