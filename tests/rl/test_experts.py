@@ -102,6 +102,20 @@ def chosen_experts(seed: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
+def program_of(
+    axes: str, microbatch: int, balance: float, replays: bool
+) -> tuple[Any, SamplerShapes]:
+    """The jitted gradient, which compiles once for all choices of experts, and its shapes."""
+    on = mesh(axes)
+    rl = RLConfig(expert_balance=balance, replay_experts=replays)
+    shapes = SamplerShapes([(PROBLEMS, N)], shard_count(on), 8, microbatch, P, T, prefill_batch=4)
+    sampling = SamplingConfig(prompt_length=P, response_length=T)
+    objective = PolicyObjective(DECODER, rl, sampling, on.shape["tensor"] > 1)
+    gradient = build_gradient(objective, shapes, on, DECODER.logical_axes(), DECODER.shapes())
+    return quick_jit(gradient, out_shardings=(DECODER.shardings(on), None)), shapes
+
+
+@cache
 def gradient_of(
     axes: str,
     microbatch: int,
@@ -112,13 +126,8 @@ def gradient_of(
 ) -> Any:
     """(gradient, metrics) of the update without advantages, so that the loss is that of experts
     alone."""
-    on = mesh(axes)
+    program, shapes = program_of(axes, microbatch, balance, replays)
     given = reference()
-    rl = RLConfig(expert_balance=balance, replay_experts=replays)
-    shapes = SamplerShapes([(PROBLEMS, N)], shard_count(on), 8, microbatch, P, T, prefill_batch=4)
-    sampling = SamplingConfig(prompt_length=P, response_length=T)
-    objective = PolicyObjective(DECODER, rl, sampling, on.shape["tensor"] > 1)
-    gradient = build_gradient(objective, shapes, on, DECODER.logical_axes(), DECODER.shapes())
 
     def rows(x: np.ndarray) -> Any:
         return jnp.asarray(scatter(shapes, x))
@@ -139,9 +148,10 @@ def gradient_of(
         np.arange(PROBLEMS),
     )
     problems = ProblemArrays(*(np.resize(x, (shapes.problem_rows, *x.shape[1:])) for x in columns))
-    params = jax.device_put(from_checkpoint(tensors("weights"), DECODER), DECODER.shardings(on))
+    weights = from_checkpoint(tensors("weights"), DECODER)
+    params = jax.device_put(weights, DECODER.shardings(mesh(axes)))
+    rl = RLConfig(expert_balance=balance, replay_experts=replays)
     update = UpdateInputs(params, {}, problems, make_coefficients(rl))
-    program = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None))
     result, metrics = program(update, responses, np.int32(PROBLEMS), np.int32(N))
     return jax.tree.map(np.asarray, result), values(jax.tree.map(float, metrics))
 
@@ -154,8 +164,8 @@ BALANCE = 0.5
     [
         ("auto", IN_BLOCKS),
         ("auto", TOGETHER),
-        ("data=2,fsdp=2,tensor=2", IN_BLOCKS),
-        ("fsdp=8", TOGETHER),
+        pytest.param("data=2,fsdp=2,tensor=2", IN_BLOCKS, marks=pytest.mark.slow),
+        pytest.param("fsdp=8", TOGETHER, marks=pytest.mark.slow),
     ],
 )
 def test_the_balance_loss_is_transformers(axes: str, microbatch: int) -> None:
