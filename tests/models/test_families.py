@@ -27,7 +27,7 @@ from isojax.models.transformer import Decoder
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint
 
-pytestmark = pytest.mark.seconds(50)
+pytestmark = pytest.mark.seconds(40)
 
 REFERENCES = Path(__file__).parent / "references"
 NAMES = (
@@ -66,9 +66,15 @@ def model_of(name: str) -> tuple[Decoder, Any]:
     return decoder, from_checkpoint(load_file(REFERENCES / name / "model.safetensors"), decoder)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
-def test_logits_equal_transformers(name: str, axes: str) -> None:
+SPLIT = "data=2,fsdp=2,tensor=2"
+# On a mesh, layers with norms of queries and keys in fast tests, the other families in slow ones.
+ON_A_MESH = [
+    pytest.param(SPLIT, name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in NAMES
+]
+
+
+@pytest.mark.parametrize(("axes", "name"), [*(("auto", name) for name in NAMES), *ON_A_MESH])
+def test_logits_equal_transformers(axes: str, name: str) -> None:
     decoder, params = model_of(name)
     batch = np.load(REFERENCES / name / "batch.npz")
     std = batch["logits"][np.arange(40)[None] < batch["lengths"][:, None]].std()
