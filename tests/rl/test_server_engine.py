@@ -7,7 +7,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.engines import EngineSetup, Listener, SampleRequest
 from isojax.rl.rollout_lists import lists_from_rollouts
+from isojax.rl.servers.dialect import Ask, Completion
 from isojax.rl.servers.http_json import ServerOptions
 from isojax.rl.servers.language_server import LanguageServer
 from isojax.rl.servers.policy_server import PolicyServer
@@ -394,3 +397,48 @@ def test_stop_strings_and_texts(tmp_path: Path) -> None:
     assert task.decode(task.tokens_of_text("12", stopped=True)) == "12"
     assert task.tokens_of_text("12", stopped=True)[-1] == 2
     assert task.find_end(task.tokens_of_text("12", stopped=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("adds_bos", "counts", "text", "sent"),
+    [
+        (True, True, "<s>2+2=", ["<s>2+2=", "2+2="]),
+        (False, True, "<s>2+2=", ["<s>2+2="]),
+        (True, True, "2+2=", ["2+2="]),
+        (True, False, "<s>2+2=", ["<s>2+2="]),  # it does not say how many tokens it has read
+    ],
+)
+def test_a_server_of_texts_that_adds_the_first_token_is_sent_prompts_without_it(
+    adds_bos: bool, counts: bool, text: str, sent: list[str]
+) -> None:
+    """Its count of the prompt's tokens shows that there is one too many."""
+    prompts: list[str] = []
+    prompt = (1, 5, 6, 7)
+
+    def complete(ask: Ask) -> list[Completion]:
+        prompts.append(ask.prompt_text)
+        number = 3 + ask.prompt_text.startswith("<s>") + adds_bos
+        return [Completion("4", True, prompt_tokens=number if counts else None)]
+
+    engine: Any = SimpleNamespace(
+        task=SimpleNamespace(tokenizer=SimpleNamespace(bos_token="<s>")),
+        served=SimpleNamespace(dialect=SimpleNamespace(gives_tokens=False)),
+        server=SimpleNamespace(complete=complete),
+        needs_logps=False,
+        _adds_bos=False,
+        _inspector=SimpleNamespace(to_response=lambda ask, completion: None, mismatches=[]),
+    )
+    engine._complete = partial(ServerEngine._complete, engine)
+    ask = Ask(
+        prompt,
+        text,
+        n=4,
+        seed=0,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=3,
+        stop_tokens=(),
+        stop_strings=(),
+    )
+    ServerEngine._check_server(engine, [ask])
+    assert prompts == sent and engine._adds_bos == (len(sent) == 2)
