@@ -100,3 +100,11 @@ def test_n_star_of_a_fit_as_stages():
     assert ahead[1].C == pytest.approx(stages[1].C / 2, rel=0.05)
     with pytest.raises(InputError, match=r"the fit has no B_p = 8; expected one of \[16, 64\]"):
         best_n_stages(ensemble, 8, 1.0, 1e5)
+
+
+def test_an_n_whose_batch_is_as_large_as_allowed_takes_part():
+    """16 x 16 are 256 rollouts an update."""
+    r = recommend(document(), 5e4, B_max=256)
+    assert r.growing is not None
+    assert [stage.n for stage in parse_schedule(r.growing.schedule)] == [4, 16]
+    assert recommend(document(), 5e4, B_max=255).growing is None

@@ -5,8 +5,19 @@ import json
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.result import FitResult, read_fit_file
+from isojax.scaling.result import (
+    EVALUATION_SIZE,
+    GRADED_FLAG,
+    NOT_CONVERGED,
+    NOTHING_LEARNT,
+    NOTHING_TO_LEARN,
+    FitFlag,
+    FitResult,
+    read_fit_file,
+)
 from tests.scaling.documents import document
+
+CODES = ("tie", NOTHING_LEARNT, NOTHING_TO_LEARN, NOT_CONVERGED, EVALUATION_SIZE, GRADED_FLAG)
 
 
 def test_a_file_that_is_no_fit_is_refused(tmp_path):
@@ -50,3 +61,18 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, case):
         InputError, match=r"is no fit of schema version 1 .*Make it with `isojax fit RUN`"
     ):
         read_fit_file(path)
+
+
+def test_sentences_of_a_fit_are_those_of_its_flags():
+    """Each of its own flag, whatever the others are; none without it."""
+    flags = {code: FitFlag(code=code, severity="info", text=f"of {code}") for code in CODES}
+    fit = document().model_copy(update={"flags": (flags["tie"], *flags.values())})
+    assert (fit.nothing_learnt, fit.not_settled) == (f"of {NOTHING_LEARNT}", f"of {NOT_CONVERGED}")
+    assert (fit.evaluation_size, fit.reward_name) == (f"of {EVALUATION_SIZE}", "mean reward")
+    assert (
+        fit.model_copy(update={"flags": (flags[NOTHING_TO_LEARN],)}).nothing_learnt
+        == f"of {NOTHING_TO_LEARN}"
+    )
+    others = document().model_copy(update={"flags": (flags["tie"],)})
+    assert (others.nothing_learnt, others.not_settled, others.evaluation_size) == ("", "", "")
+    assert others.reward_name == "reward" and not others.has_dynamic_sampling
