@@ -74,7 +74,7 @@ def test_counted_killed_and_resumed(isojax: Any) -> None:
     # A recommendation for the C of this run is its own M; one batch an update would say more.
     last = points[-1]
     words = ("recommend", "runs/whole", "--budget", str(last["rollouts"]), "--json")
-    answer = json.loads(isojax(*words, "--write", "next.yaml", "--for", "verl").stdout)
+    answer = json.loads(isojax.quick(*words, "--write", "next.yaml", "--for", "verl").stdout)
     assert (answer["B_p"], answer["n"], answer["M"], answer["C"]) == (
         8,
         4,
@@ -117,7 +117,9 @@ def test_a_hook_is_refused_before_any_work(isojax: Any) -> None:
         ),
     ):
         Path(isojax.folder, "bad_hook.py").write_text(text)
-        refused = isojax("isojax.launch", "tiny.yaml", "run.on_update=bad_hook", "name=refused")
+        refused = isojax.quick(
+            "isojax.launch", "tiny.yaml", "run.on_update=bad_hook", "name=refused"
+        )
         assert (
             refused.returncode == 2
             and expected in refused.stderr

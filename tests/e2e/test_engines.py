@@ -89,7 +89,7 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
         (("run.rollouts=counting", "run.cells_at_once=2"), "add run.cells_at_once=1"),
         (("run.rollouts=shapeless", "run.cells_at_once=1"), "`return self.setup.rollout_shapes`"),
     ):
-        refused = isojax("isojax.launch", "tiny.yaml", "name=refused", *words)
+        refused = isojax.quick("isojax.launch", "tiny.yaml", "name=refused", *words)
         assert (
             refused.returncode == 2
             and expected in refused.stderr
