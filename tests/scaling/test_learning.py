@@ -95,6 +95,8 @@ def test_nothing_is_drawn_from_a_sweep_that_shows_nothing(name, mode):
     )
     assert len({curve.A for curve in document.curves}) == 1
     assert document.curves[0].A == pytest.approx(level)
+    assert document.sensitivity is None
+    assert not any(flag.code == "records_overshoot" for flag in document.flags)
 
     advice = recommend(document, 4e5)
     assert advice.nothing_learnt == document.flags[0].text
@@ -172,6 +174,7 @@ LEARNING = {
 def test_a_sweep_that_shows_something_is_fitted_as_before(name):
     document = fit(LEARNING[name], replicates=20)
     assert document.nothing_learnt == "" and document.forecast is not None
+    assert (document.sensitivity is not None) == (len(document.curves) > 1)
 
 
 def test_an_n_that_never_scored_is_expected_to_stay_where_it_is():
@@ -454,3 +457,8 @@ def test_where_all_runs_broke_and_nothing_was_learnt_that_is_said_first():
     with pytest.raises(InputError) as refusal:
         fit_healthy_runs([unlearnt], "avg@4")
     assert str(refusal.value).startswith("every run is flagged as broken")
+
+
+def test_the_paper_mode_warns_of_records_where_something_is_fitted():
+    document = fit(LEARNING["a rise"], mode="paper", replicates=0)
+    assert any(flag.code == "records_overshoot" for flag in document.flags)
