@@ -38,6 +38,10 @@ _VARYING = (
     (re.compile(re.escape(str(REPOSITORY))), "REPOSITORY"),
     (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "HOST"),
     (re.compile(r"(?<=[ :@])0x[0-9a-f]{6,}"), "ADDRESS"),
+    (re.compile(r"(?<=_)\d{15,}"), "HASH"),  # in the names of modules that tests write
+    (re.compile(r"\.[\w-]+\.\d+/tmp\w{8}(?=/)"), "TEMPORARY"),
+    (re.compile(r"[^\s'\"(=]*/lib/python3\.\d+(?=/)"), "PYTHON"),
+    (re.compile(rf"{re.escape(str(Path.home()))}(?=/)"), "HOME"),
 )
 
 

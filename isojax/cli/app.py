@@ -176,7 +176,9 @@ def _check_words(words: Sequence[str]) -> None:
             word.encode()
         except UnicodeEncodeError as e:
             raise InputError(
-                f"given {word!r}, expected text in UTF-8. Rename the file, or correct the word."
+                found=f"given {word!r}",
+                expected="text in UTF-8",
+                fix="Rename the file, or correct the word.",
             ) from e
 
 

@@ -37,14 +37,17 @@ def parse_budget(text: str, price: float | None) -> int | TimeBudget:
     unit = match[2].lower()
     if number is None or number <= 0:
         raise InputError(
-            f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd."
+            where="--budget",
+            found=f"given {text!r}",
+            expected="a time such as 200h, or money such as 500usd",
         )
     if unit in SECONDS:
         return TimeBudget(number * SECONDS[unit])
     if price is None:
         raise InputError(
-            f"--budget {text} is money; "
-            "expected the price of a device hour with it, as --price 2.5."
+            where="--budget",
+            found=f"given {text}, which is money",
+            expected="the price of a device hour with it, as --price 2.5",
         )
     return TimeBudget(3600 * number / price, of_devices=True)
 
@@ -53,8 +56,9 @@ def check_price(price: float | None) -> None:
     """InputError for a price that is none."""
     if price is not None and not 0 < price < math.inf:
         raise InputError(
-            f"--price: given {price:g}, "
-            "expected a price of more than 0 for a device hour, such as 2.5."
+            where="--price",
+            found=f"given {price:g}",
+            expected="a price of more than 0 for a device hour, such as 2.5",
         )
 
 
@@ -67,7 +71,9 @@ def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
         return fit
     if not measured_devices(fit):
         raise InputError(
-            f"--devices: the records of {run} have no times, which depend on the devices; "
-            f"expected some. Leave it out, or {TIMES_HINT}."
+            where="--devices",
+            found=f"the records of {run} have no times, which depend on the devices",
+            expected="some",
+            fix=f"Leave it out, or {TIMES_HINT}.",
         )
     return on_devices(fit, devices)

@@ -33,10 +33,13 @@ def parse_count(text: str, option: str = "--budget", alternative: str = "") -> i
 
     is_count = 1 <= number <= MAX_COUNT and number % 1 == 0
     if not is_count:
-        expected = (
-            f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6{alternative}"
+        raise InputError(
+            where=option,
+            found=f"given {text!r}",
+            expected=(
+                f"a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6{alternative}"
+            ),
         )
-        raise InputError(f"{option}: given {text!r}, {expected}.")
     return int(number)
 
 
@@ -100,12 +103,17 @@ def check_new_file(path: Path | None, option: str) -> None:
     """Refuse, before any work, to write a file that exists."""
     if path is not None and path.exists():
         raise InputError(
-            f"{path} exists already and is kept; give {option} another name, or remove it."
+            where=path,
+            found="exists already and is kept",
+            fix=f"Give {option} another name, or remove it.",
         )
 
 
 def check_figure_path(path: Path | None, option: str) -> None:
     """Refuse, before any work, a figure that is not named .png or .pdf, or that exists."""
     if path is not None and path.suffix not in (".png", ".pdf"):
-        raise InputError(f"{option} {path}: expected a file named .png or .pdf.")
+        raise InputError(
+            where=f"{option} {path}",
+            expected="a file named .png or .pdf",
+        )
     check_new_file(path, option)

@@ -196,8 +196,8 @@ def read_config(
     if not configs:
         if default_config is None:
             raise InputError(
-                "no config given; expected a YAML file or a config's name first, "
-                "such as quickstart."
+                found="no config given",
+                expected="a YAML file or a config's name first, such as quickstart",
             )
         configs = [default_config]
 
@@ -239,8 +239,9 @@ def split_arguments(arguments: Sequence[str]) -> ConfigWords:
         elif words.overrides:
             first_override = words.overrides[0]
             raise InputError(
-                f"given {word!r} after the override {first_override!r}; expected key=value there. "
-                f"Configs come first: {word} {first_override}"
+                found=f"given {word!r} after the override {first_override!r}",
+                expected="key=value there",
+                fix=f"Configs come first: {word} {first_override}",
             )
         else:
             words.configs.append(word)

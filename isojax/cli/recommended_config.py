@@ -20,25 +20,31 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> E
     """
     if framework is not None and write is None:
         raise InputError(
-            f"--for {framework} says whose config to write; expected --write FILE with it."
+            where="--for",
+            found=f"given {framework}, whose config is to be written",
+            expected="--write FILE with it",
         )
     check_new_file(write, "--write")
     if growing and write is None:
         raise InputError(
-            "--growing writes the recommended schedule as a config; expected --write FILE with it."
+            where="--growing",
+            found="writes the recommended schedule as a config",
+            expected="--write FILE with it",
         )
 
     exporter = exporters.exporter.load(framework or "isojax")
     is_run_by_name = "{name}" in exporter.traits.how_to_run
     if write is not None and is_run_by_name and write.suffix != ".yaml":
         raise InputError(
-            f"--write {write}: {framework} finds a config by its name; "
-            "expected one that ends in .yaml."
+            where=f"--write {write}",
+            found=f"{framework} finds a config by its name",
+            expected="one that ends in .yaml",
         )
     if growing and exporter.traits.render_growing is None:
         raise InputError(
-            f"--growing --for {framework}: there is no schedule for it; "
-            "expected isojax, trl or verl."
+            where=f"--growing --for {framework}",
+            found="there is no schedule for it",
+            expected="isojax, trl or verl",
         )
     return exporter
 

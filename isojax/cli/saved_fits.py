@@ -127,7 +127,9 @@ def sweep_folder(run: Path) -> Path:
     """The folder itself, once it is known to hold a sweep; InputError where it does not."""
     if not is_sweep_folder(run):
         raise InputError(
-            f"{run} is no sweep's folder; expected one that holds cells/, such as runs/quickstart."
+            where=run,
+            found="no sweep's folder",
+            expected="one that holds cells/, such as runs/quickstart",
         )
     return run
 
@@ -160,8 +162,8 @@ def _read_named_fit(path: Path, include_flagged: bool) -> FitResult:
     """The fit in a file, with the clocks of the runs beside it where there are any."""
     if include_flagged:
         raise InputError(
-            f"{INCLUDE_FLAGGED} needs another fit, and {path} is a file; "
-            "expected the sweep's folder."
+            found=f"{INCLUDE_FLAGGED} needs another fit, and {path} is a file",
+            expected="the sweep's folder",
         )
 
     result = read_fit_file(path)

@@ -47,7 +47,9 @@ class WatchedLog:
             request = "no --run" if run_name is None else f"--run {run_name}"
             names = ", ".join(run.cell.name for run in runs)
             raise InputError(
-                f"{self.path} holds {len(runs)} runs, given {request}; expected one of {names}."
+                where=self.path,
+                found=f"holds {len(runs)} runs, given {request}",
+                expected=f"one of {names}",
             )
         return matches[0]
 

@@ -98,8 +98,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         yield temp
         os.rename(temp, folder)
     except OSError as e:
-        problem = f"cannot write {folder}: {e.strerror or e}"
-        raise InputError(f"{problem}. Choose a place that you may write, with room for it.") from e
+        raise InputError(
+            where=folder,
+            found=f"cannot be written: {e.strerror or e}",
+            fix="Choose a place that you may write, with room for it.",
+        ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)  # which is gone where it got its name
         _remove_empty(new_parents)
@@ -114,9 +117,14 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:
     """The error for a file that cannot be written: RunFailed where the disk is full."""
-    message = f"cannot write {path}: {error.strerror or error}"
+    reason = error.strerror or error
     if error.errno in DISK_FULL_ERRNOS:
         return RunFailed(
-            f"{message}. What was written before is whole; make room, and continue with --resume."
+            f"cannot write {path}: {reason}. What was written before is whole; "
+            "make room, and continue with --resume."
         )
-    return InputError(f"{message}. Choose a place that you may write.")
+    return InputError(
+        where=path,
+        found=f"cannot be written: {reason}",
+        fix="Choose a place that you may write.",
+    )

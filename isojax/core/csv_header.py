@@ -115,20 +115,28 @@ def check_header(
     location = f"{source}, line {header.number}"
 
     if len(names) > MAX_COLUMNS:
-        raise InputError(f"{location}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
+        raise InputError(
+            where=location,
+            found=f"{len(names):,} columns",
+            expected=f"at most {MAX_COLUMNS:,}",
+        )
 
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         # Names are repeated where a line below makes them distinct: say that rather.
         _refuse_levels(source, header, _first_rows(header, _head_of(text_below)))
         raise InputError(
-            f"{location}: the column {duplicate!r} is there twice; rename or remove one."
+            where=location,
+            found=f"the column {duplicate!r} is there twice",
+            fix="Rename or remove one.",
         )
 
     # JSON lines under another name, or a table without a header.
     if names[0].startswith("{") or all(_is_number(name) for name in names):
         raise InputError(
-            f"{location}: given {', '.join(names)}, expected a header of column names."
+            where=location,
+            found=f"given {', '.join(names)}",
+            expected="a header of column names",
         )
     return names
 
@@ -146,7 +154,7 @@ def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]
         if _names_index_alone(row):
             further_headers = i + 1
     if further_headers:
-        raise InputError(_describe_headers(source, header.number, 1 + further_headers))
+        raise _several_headers(source, header.number, 1 + further_headers)
 
 
 def _names_index_alone(row: Sequence[str]) -> bool:
@@ -175,14 +183,16 @@ def reject_further_headers(source: str, text: str) -> None:
         words = [row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()]
         has_words_in_several &= len(words) > 1
     if has_words_in_several:
-        raise InputError(_describe_headers(source, header.number, 1 + len(rows_of_words)))
+        raise _several_headers(source, header.number, 1 + len(rows_of_words))
 
 
 def _reject_markdown(source: str, rows: Sequence[Sequence[str]]) -> None:
     if rows and _RULE.fullmatch("|".join(rows[0])):
         raise InputError(
-            f"{source}: a table of Markdown, by the rule below its header; expected CSV. "
-            "Remove the rule, and the bars at the ends of the lines."
+            where=source,
+            found="a table of Markdown, by the rule below its header",
+            expected="CSV",
+            fix="Remove the rule, and the bars at the ends of the lines.",
         )
 
 
@@ -194,15 +204,19 @@ def _is_row_of_words(cells: Sequence[str]) -> bool:
     return not all(map(is_blank, cells)) and not any(map(_is_number, cells))
 
 
-def _describe_headers(source: str, first: int, count: int) -> str:
-    """A message for a header of `count` lines, from line `first` on."""
+def _several_headers(source: str, first: int, count: int) -> InputError:
+    """The error for a header of `count` lines, from line `first` on."""
     last = first + count - 1
     lines = f"lines {first} and {last}" if count == 2 else f"lines {first} to {last}"
     in_pandas = "df.columns = ['-'.join(map(str, names)) for names in df.columns]"
-    return (
-        f"{source}: {lines} are {count} header rows; expected one, which names each column. "
-        "Make one line of them, or remove the units; "
-        f"for columns of several levels in pandas: {in_pandas}."
+    return InputError(
+        where=f"{source}, {lines}",
+        found=f"given {count} header rows",
+        expected="one, which names each column",
+        fix=(
+            "Make one line of them, or remove the units; "
+            f"for columns of several levels in pandas: {in_pandas}."
+        ),
     )
 
 

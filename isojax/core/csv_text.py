@@ -40,7 +40,9 @@ def parse_csv(path: Path, text: str) -> DataTable:
     header_line = find_header(lines)
     if not header_line.text:
         raise InputError(
-            f"{path} is empty; expected a header line with the columns' names and rows below it."
+            where=path,
+            found="empty",
+            expected="a header line with the columns' names and rows below it",
         )
 
     delimiter = header_line.delimiter
@@ -70,8 +72,9 @@ def parse_csv(path: Path, text: str) -> DataTable:
         rows = _parse_rows(path, text_below, first_row_line, header, delimiter)
     if not rows:
         raise InputError(
-            f"{path} has no row of data below its header (line {header_line.number}); "
-            "expected at least one."
+            where=path,
+            found=f"no row of data below its header (line {header_line.number})",
+            expected="at least one",
         )
     return DataTable(str(path), header, rows, f"line {header_line.number}")
 
@@ -82,34 +85,42 @@ def _no_csv(
     """The error for a text that Python could read as CSV as far as `last_line`."""
     if "new-line character" in str(error):
         return InputError(
-            f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends). "
-            "Save the file with line ends of \\n or \\r\\n."
+            where=f"{path}, line {last_line}",
+            found="not CSV (a carriage return, \\r, where no line ends)",
+            fix="Save the file with line ends of \\n or \\r\\n.",
         )
     all_lines = io.StringIO(text, newline="\n")
     lines_read = list(islice(all_lines, header_line.number - 1, last_line))
-    problem = _describe_quotes(lines_read, header_line.number, header_line.delimiter, str(error))
-    return InputError(f"{path}, {problem}")
+    return _wrong_quotes(path, lines_read, header_line, str(error))
 
 
-def _describe_quotes(lines: Sequence[str], first_line: int, delimiter: str, error: str) -> str:
-    """Where the quotes of some lines go wrong, and what to do.
+def _wrong_quotes(
+    path: Path, lines: Sequence[str], header_line: HeaderLine, error: str
+) -> InputError:
+    """The error for lines, the header's and those below it, whose quotes go wrong.
 
     A cell whose quote nothing closes takes in all that is below, to the next quote or the end of
     the file: the line to correct is the one on which it opened.
     """
-    opening_line = _opening_line(lines, first_line, delimiter)
-    last_line = first_line + len(lines) - 1
+    opening_line = _opening_line(lines, header_line.number, header_line.delimiter)
+    last_line = header_line.number + len(lines) - 1
 
     if "end of data" in error:
-        return (
-            f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). "
-            "Close it, or remove the quote."
+        return InputError(
+            where=f"{path}, line {opening_line}",
+            found="not CSV (a quote opens a cell, and none closes it)",
+            fix="Close it, or remove the quote.",
         )
     if opening_line == last_line:
-        return f"line {last_line}: not CSV ({error}). Correct the quotes of that line."
-    where = f"in a cell whose quote opens on line {opening_line}"
-    return (
-        f"line {last_line}: not CSV ({error}, {where}). Correct the quotes of line {opening_line}."
+        return InputError(
+            where=f"{path}, line {last_line}",
+            found=f"not CSV ({error})",
+            fix="Correct the quotes of that line.",
+        )
+    return InputError(
+        where=f"{path}, line {last_line}",
+        found=f"not CSV ({error}, in a cell whose quote opens on line {opening_line})",
+        fix=f"Correct the quotes of line {opening_line}.",
     )
 
 
@@ -220,9 +231,12 @@ def _lines_before(text: str, arrow_rows: ArrowRows, is_read: Mask) -> NDArray[np
 
 def _wrong_cell_count(location: str, row: Any, header: Sequence[str], delimiter: str) -> InputError:
     """The error for a row that has more cells than the header, or fewer."""
-    expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
-    remedy = _remedy_for_cells(row, delimiter)
-    return InputError(f"{location} has {row.actual_columns} cells, {expected}. {remedy}")
+    return InputError(
+        where=location,
+        found=f"{row.actual_columns} cells",
+        expected=f"{row.expected_columns} as in the header ({list_some(header)})",
+        fix=_remedy_for_cells(row, delimiter),
+    )
 
 
 def _remedy_for_cells(row: Any, delimiter: str) -> str:

@@ -45,10 +45,20 @@ class InputError(ValueError):
     def within(self, where: str | Path) -> Self:
         """The same error for a caller that knows where the place is: in which setting or file."""
         whole_place = f"{where}: {self.where}" if self.where else str(where)
-        found = self.found
-        if not (found or self.expected or self.fix):
-            found = str(self)
-        return type(self)(where=whole_place, found=found, expected=self.expected, fix=self.fix)
+        return type(self)(
+            where=whole_place, found=self._found_or_text(), expected=self.expected, fix=self.fix
+        )
+
+    def with_fix(self, fix: str) -> Self:
+        """The same error for a caller that knows more of what to do."""
+        fixes = " ".join(part for part in (self.fix, fix) if part)
+        return type(self)(
+            where=self.where, found=self._found_or_text(), expected=self.expected, fix=fixes
+        )
+
+    def _found_or_text(self) -> str:
+        has_parts = self.where or self.found or self.expected or self.fix
+        return self.found if has_parts else str(self)
 
 
 class DeadStart(InputError):

@@ -53,24 +53,33 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
     """
     if kind not in ESTIMATOR_KINDS:
         raise InputError(
-            f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}."
+            where="estimate",
+            found=f"given {kind!r}",
+            expected=f"one of {', '.join(ESTIMATOR_KINDS)}",
         )
     if not 1 <= k <= samples:
         raise InputError(
-            f"{kind}@{k} needs {k} samples per problem, but {samples} were drawn; "
-            f"ask for 1 <= k <= {samples}."
+            where=f"{kind}@{k}",
+            found=f"{samples} samples per problem were drawn",
+            expected=f"{k} or more",
+            fix=f"Ask for 1 <= k <= {samples}.",
         )
 
     c = np.asarray(counts)
     if c.size and (c.min() < 0 or c.max() > samples):
         raise InputError(
-            f"sums of rewards range from {c.min()} to {c.max()}; "
-            f"expected 0..{samples}, the samples."
+            where="sums of rewards",
+            found=f"given {c.min()} to {c.max()}",
+            expected=f"0 to {samples}, the samples",
         )
     if kind == "avg":
         return c / samples  # It does not depend on k.
     if c.size and np.issubdtype(c.dtype, np.floating):
-        raise InputError(f"{kind}@{k} does not follow from sums of graded rewards; ask for avg@k.")
+        raise InputError(
+            where=f"{kind}@{k}",
+            found="does not follow from sums of graded rewards",
+            fix="Ask for avg@k.",
+        )
     return _estimate_table(kind, k, samples)[c.astype(np.int64)]
 
 
@@ -82,7 +91,9 @@ def summarize_rewards(rewards: np.ndarray, reward_sums: np.ndarray) -> dict[str,
     """
     if rewards.size == 0:
         raise InputError(
-            "no problem to summarize; expected at least one. Evaluate on a set that is not empty."
+            found="no problem to summarize",
+            expected="at least one",
+            fix="Evaluate on a set that is not empty.",
         )
 
     N = rewards.shape[1]

@@ -18,6 +18,7 @@ def refuse_pointer(path: Path, content: str = "the file itself") -> None:
 def pointer_error(path: Path, content: str = "the file itself") -> InputError:
     """The error for a file that is a pointer, and not its `content`."""
     return InputError(
-        f"{path}: is a pointer of Git LFS, not {content}. "
-        "In the clone of the repository: git lfs pull; elsewhere fetch the file again."
+        where=path,
+        found=f"a pointer of Git LFS, not {content}",
+        fix="In the clone of the repository: git lfs pull; elsewhere fetch the file again.",
     )

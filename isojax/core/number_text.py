@@ -30,17 +30,17 @@ def number_advice(text: str, is_whole: bool = False) -> str:
     text = text.strip()
     with_ascii_signs = text.translate(_SIGNS)
     if with_ascii_signs != text and _PLAIN.fullmatch(with_ascii_signs):
-        return f" Write {with_ascii_signs}, with the signs of a keyboard."
+        return f"Write {with_ascii_signs}, with the signs of a keyboard."
 
     with_error = _WITH_ERROR.fullmatch(text)
     if with_error:
-        return f" Write {with_error[1]} alone, and what is beside it in a column of its own."
+        return f"Write {with_error[1]} alone, and what is beside it in a column of its own."
 
     if _EITHER.fullmatch(text) and not is_whole:
         thousands = text.replace(",", "")
         decimals = text.replace(",", ".")
         return (
-            f" Where the comma divides thousands, write {thousands}, "
+            f"Where the comma divides thousands, write {thousands}, "
             f"where decimals, {decimals}: {_EXPORT}."
         )
 
@@ -49,7 +49,7 @@ def number_advice(text: str, is_whole: bool = False) -> str:
     if scaled:
         number = float(scaled[1]) * _SCALES[scaled[2]]
         form = "percent as a part of 1" if scaled[2] == "%" else "it in full"
-        return f" Write {form} ({number:.12g})."
+        return f"Write {form} ({number:.12g})."
 
     return _advice_on_marks(text)
 
@@ -64,9 +64,9 @@ def _advice_on_marks(text: str) -> str:
     elif _ONE_COMMA.fullmatch(without_marks):
         plain = without_marks.replace(",", ".")
         if without_marks == text:
-            return f" Write a decimal comma as a point ({plain}), or export with decimal points."
+            return f"Write a decimal comma as a point ({plain}), or export with decimal points."
     elif _PLAIN.fullmatch(without_marks) and without_marks != text:
         plain = without_marks
     else:
         return ""
-    return f" Write {plain}, or {_EXPORT}."
+    return f"Write {plain}, or {_EXPORT}."

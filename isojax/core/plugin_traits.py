@@ -24,19 +24,30 @@ def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, An
     for name, value in traits.items():
         if name not in types:
             nearest = difflib.get_close_matches(name, types, n=1)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else ""
             expected = ", ".join(types) or "no argument"
-            raise InputError(f"@{decorator} has an argument {name!r}; expected {expected}.{hint}")
+            raise InputError(
+                where=f"@{decorator}",
+                found=f"has an argument {name!r}",
+                expected=expected,
+                fix=hint,
+            )
 
         if not _is_of_type(value, types[name]):
             class_names = [option.__name__ for option in _classes(types[name])]
             expected = " or ".join(class_names).replace("NoneType", "None")
-            raise InputError(f"@{decorator} has {name} = {repr(value)[:80]}; expected {expected}.")
+            raise InputError(
+                where=f"@{decorator}",
+                found=f"{name} = {repr(value)[:80]}",
+                expected=expected,
+            )
 
     missing = [name for name in _required_fields(traits_type) if name not in traits]
     if missing:
         raise InputError(
-            f"@{decorator} has no argument {' and no '.join(missing)}, which it needs."
+            where=f"@{decorator}",
+            found=f"no argument {' and no '.join(missing)}",
+            expected="every argument that has no default",
         )
 
 

@@ -98,7 +98,9 @@ class PluginKind(Generic[Traits]):
         def decorate(function: Callable[P, R]) -> Plugin[P, R, Traits]:
             if not callable(function):
                 raise InputError(
-                    f"@{self.name} is above a {type(function).__name__}; expected a function."
+                    where=f"@{self.name}",
+                    found=f"above a {type(function).__name__}",
+                    expected="a function",
                 )
             if isinstance(function, Plugin):  # another plug-in's function, with traits of its own
                 function = function.function
@@ -156,7 +158,12 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
         _refuse_other_kinds(label, kind, module)
         _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
-        raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
+        raise InputError(
+            where=label,
+            found=missing,
+            expected=_describe_known(kinds, user_files),
+            fix=_suggest_known(kinds, name),
+        )
 
     # The last word of a dotted path may be a function of the module before it.
     parent_module = registry.import_first([parent], label) if parent else None
@@ -167,7 +174,12 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
             return replace(value, name=name)
         _refuse_undecorated(label, kinds, parent_module, [attribute] if callable(value) else [])
         missing = f"the module {parent} has no function and no submodule {attribute!r}"
-    raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
+    raise InputError(
+        where=label,
+        found=missing,
+        expected=_describe_known(kinds, user_files),
+        fix=_suggest_known(kinds, name),
+    )
 
 
 def _only_plugin(
@@ -181,27 +193,31 @@ def _only_plugin(
     if len(plugins) > 1:
         paths = " or ".join(f"{module.__name__}.{name}" for name in plugins)
         raise InputError(
-            f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; "
-            f"name one: {paths}."
+            where=label,
+            found=f"{module.__file__} has {len(plugins)} plug-ins of this kind",
+            fix=f"Name one: {paths}.",
         )
     return next(iter(plugins.values()), None)
 
 
-def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]) -> str:
-    """What is expected in the place of a name that means nothing, and which known one is alike.
+def _describe_known(kinds: Sequence[PluginKind[Any]], user_files: Sequence[Path]) -> str:
+    """What is expected in the place of a name that means nothing.
 
     `user_files`: where a file of the user's was looked for.
     """
     known_names = sorted(known for kind in kinds for known in kind.names())
-    user_names: list[str] = []
-    for folder in registry.plugin_folders():
-        user_names += [file.stem for file in Path(folder).glob("*.py")]
-
-    suggestions = difflib.get_close_matches(name, {*user_names, *known_names} - {name}, n=1)
-    hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     looked_up = f", a file of your own ({', '.join(map(str, user_files))})" if user_files else ""
-    expected = f"expected one of {', '.join(known_names)}{looked_up}"
-    return f"{expected}, or the module path of your own, as my_fork.NAME.{hint}"
+    known = f"one of {', '.join(known_names)}{looked_up}"
+    return f"{known}, or the module path of your own, as my_fork.NAME"
+
+
+def _suggest_known(kinds: Sequence[PluginKind[Any]], name: str) -> str:
+    """Which known name is alike; "" where none is."""
+    names = {known for kind in kinds for known in kind.names()}
+    for folder in registry.plugin_folders():
+        names |= {file.stem for file in Path(folder).glob("*.py")}
+    suggestions = difflib.get_close_matches(name, names - {name}, n=1)
+    return f"Did you mean {suggestions[0]!r}?" if suggestions else ""
 
 
 def _plugins_in(
@@ -246,8 +262,9 @@ def _refuse_other_kinds(label: str, kind: PluginKind[Any], module: ModuleType) -
     for name, value in vars(module).items():
         if isinstance(value, Plugin) and value.module == module.__name__:
             raise InputError(
-                f"{label}: {name} in {module.__file__} has the decorator @{value.kind.name}; "
-                f"expected a function with @{kind.name} (docs/extending.md)."
+                where=label,
+                found=f"{name} in {module.__file__} has the decorator @{value.kind.name}",
+                expected=f"a function with @{kind.name} (docs/extending.md)",
             )
 
 
@@ -258,8 +275,11 @@ def _refuse_undecorated(
     *other_kinds, kind = kinds
     advice = decorating_advice(kind.name, kind.package, kind.traits_type, module, names)
     if advice:
-        problem = f"{label}: {module.__file__} has no function with the decorator @{kind.name}"
         others = "".join(
             f", or, where it is one, @{other.name} of {other.package}" for other in other_kinds
         )
-        raise InputError(f"{problem}. {advice}{others} (docs/extending.md).")
+        raise InputError(
+            where=label,
+            found=f"{module.__file__} has no function with the decorator @{kind.name}",
+            fix=f"{advice}{others} (docs/extending.md).",
+        )

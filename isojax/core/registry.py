@@ -63,13 +63,20 @@ def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
             # Where `path` or a package of it is missing, the next one is tried; what `path` itself
             # imports, and is missing, is the user's to install.
             if e.name is None or not str(path).startswith(e.name):
-                raise InputError(f"{label} needs the module {e.name}, which is not there.") from e
+                raise InputError(
+                    where=label,
+                    found=f"needs the module {e.name}, which is not there",
+                ) from e
         except InputError as e:  # of a decorator, whose arguments are no traits
             frames = own_frames(e)
-            location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-            raise InputError(f"{label}: {location}{e}") from e
+            if frames:
+                e = e.within(f"{Path(frames[-1].filename).name}:{frames[-1].lineno}")
+            raise e.within(label) from e
         except (Exception, SystemExit) as e:  # whatever the user's own module raises
-            raise InputError(f"{label} cannot be imported: {describe_exception(e)}.") from e
+            raise InputError(
+                where=label,
+                found=f"cannot be imported: {describe_exception(e)}",
+            ) from e
     return None
 
 
@@ -85,13 +92,17 @@ def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
         return sys.modules[modules[-1]]
     except ImportError as e:
         raise InputError(
-            f'{purpose} needs the package {e.name}; pip install "isojax[{extra}]".'
+            where=purpose,
+            found=f"needs the package {e.name}",
+            fix=f'Type: pip install "isojax[{extra}]"',
         ) from e
     except Exception as e:
         # A package beside another version of what it needs, as protobuf's VersionError says.
         problem = f"cannot be imported ({type(e).__name__}: {e})"
         raise InputError(
-            f'{purpose}: {modules[-1]} {problem}; pip install --upgrade "isojax[{extra}]".'
+            where=purpose,
+            found=f"{modules[-1]} {problem}",
+            fix=f'Type: pip install --upgrade "isojax[{extra}]"',
         ) from e
 
 

@@ -84,7 +84,9 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
     # No number with such digits is in range, and Python may take long to read it.
     if re.search(r"\d{99}|e\d{3}", text):
         raise InputError(
-            f"schedule {text[:99]!r}: a number is too long. Expected one such as {SCHEDULE_FORMS}."
+            where=f"schedule {text[:99]!r}",
+            found="a number is too long",
+            expected=f"one such as {SCHEDULE_FORMS}",
         )
 
     if match := _FITTED.fullmatch(text):
@@ -106,7 +108,10 @@ def _parse_gradient(text: str, match: re.Match[str]) -> GradientSchedule:
         text, BatchShape(B_p, n), BatchShape(last_B_p, n_max), exponent=1.0, C_first=1.0
     )
     if B_p != last_B_p or n < 2:
-        raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on.")
+        raise InputError(
+            where=f"schedule {text!r}",
+            expected="n to grow and B_p to stay, from n = 2 on",
+        )
     return GradientSchedule(stages[0], n_max)
 
 
@@ -116,13 +121,17 @@ def _parse_stages(text: str) -> tuple[Stage, ...]:
     for part in text.split(","):
         match = _STAGE.fullmatch(part.strip())
         if match is None:
-            raise InputError(f"schedule {text!r}: expected one such as {SCHEDULE_FORMS}.")
+            raise InputError(
+                where=f"schedule {text!r}",
+                expected=f"one such as {SCHEDULE_FORMS}",
+            )
         B_p, n, C = match.groups()
         stages.append(Stage(round(float(C or 0)), int(B_p), int(n)))
 
     if stages[0].C or any(stage.C >= later.C for stage, later in pairwise(stages)):
         raise InputError(
-            f"schedule {text!r}: expected a first stage from 0, and stages that begin at rising C."
+            where=f"schedule {text!r}",
+            expected="a first stage from 0, and stages that begin at rising C",
         )
     _check_sizes(text, stages)
     return tuple(stages)
@@ -143,13 +152,13 @@ def _growing_stages(
         doublings = _doublings(first.n, last.n) if n_grows else _doublings(first.B_p, last.B_p)
     if doublings < 1:
         raise InputError(
-            f"schedule {text!r}: expected B_p or n to grow, by a power of two, "
-            "and the other to stay."
+            where=f"schedule {text!r}",
+            expected="B_p or n to grow, by a power of two, and the other to stay",
         )
     if not 0 < exponent <= MAX_EXPONENT or C_first < 1:
         raise InputError(
-            f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, "
-            "and C from 1."
+            where=f"schedule {text!r}",
+            expected=f"an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1",
         )
 
     # 2^1000 is far beyond MAX_COUNT, and a little more than that is no float any more.
@@ -157,8 +166,9 @@ def _growing_stages(
     starts = [0, *(min(round(C), MAX_COUNT) for C in doubling_C if C < MAX_COUNT)]
     if len(set(starts)) < len(starts):
         raise InputError(
-            f"schedule {text!r}: two doublings are at one C; "
-            "expected a smaller exponent or a larger C."
+            where=f"schedule {text!r}",
+            found="two doublings are at one C",
+            expected="a smaller exponent or a larger C",
         )
 
     stages = []
@@ -181,8 +191,8 @@ def _check_sizes(text: str, stages: Sequence[Stage]) -> None:
     sizes = [size for stage in stages for size in (stage.B_p, stage.n)]
     if not all(0 < size <= MAX_SETTING for size in sizes) or stages[-1].C > MAX_COUNT:
         raise InputError(
-            f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, "
-            f"and C up to {MAX_COUNT:,}."
+            where=f"schedule {text!r}",
+            expected=f"B_p and n from 1 to {MAX_SETTING:,}, and C up to {MAX_COUNT:,}",
         )
 
 

@@ -38,8 +38,9 @@ def read_start_report(folder: Path) -> StartReport | None:
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise InputError(
-            f"cannot read {path}: {type(e).__name__}: {e}. "
-            "Remove it: nothing but what it says of the first rollouts is lost."
+            where=path,
+            found=f"cannot be read: {type(e).__name__}: {e}",
+            fix="Remove it: nothing but what it says of the first rollouts is lost.",
         ) from e
     return StartReport(shares, warnings)
 

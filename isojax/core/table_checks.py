@@ -36,21 +36,31 @@ def check_number(
     """
     if is_blank(cell_value):
         raise InputError(
-            f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row."
+            where=cell,
+            found="missing or empty",
+            expected=expected,
+            fix="Fill the cell in, or remove the row.",
         )
 
     number = parse_number(cell_value)
     if number is None:
         form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
         advice = number_advice(cell_value, whole) if isinstance(cell_value, str) else ""
-        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{advice or f' {remedy}'}")
+        raise InputError(
+            where=cell,
+            found=f"given {cell_value!r}",
+            expected=form,
+            fix=advice or remedy,
+        )
 
     requirement = _broken_requirement(number, minimum, exclusive_minimum, whole)
     if requirement:
         meaning = "" if expected == "a number" else f" ({expected})"
         raise InputError(
-            f"{cell} is {cell_value}; expected {requirement}{meaning}. "
-            "Correct it, or remove the row."
+            where=cell,
+            found=f"given {cell_value}",
+            expected=f"{requirement}{meaning}",
+            fix="Correct it, or remove the row.",
         )
     return number
 
@@ -118,8 +128,9 @@ def require_column(table: DataTable, name: str) -> str:
     if name not in table.columns:
         (nearest,) = nearest_names(name, table.columns)
         raise InputError(
-            f"{table.source}, {table.header_position}: no column {name!r}; "
-            f"the nearest is {nearest!r}. The columns are {list_some(table.columns)}."
+            where=f"{table.source}, {table.header_position}",
+            found=f"no column {name!r}",
+            fix=f"The nearest is {nearest!r}. The columns are {list_some(table.columns)}.",
         )
     return name
 
@@ -155,8 +166,9 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
             available = list(dict.fromkeys(map(_cell_text, cells)))
             condition = " or ".join(f"{name}={value}" for value in wanted)
             raise InputError(
-                f"{table.source}: --where {condition} matches no row; "
-                f"{name} has {list_some(available)}."
+                where=f"{table.source}: --where {condition}",
+                found="matches no row",
+                expected=f"a value that {name} has ({list_some(available)})",
             )
         table = replace(table, rows=table.rows.take(is_wanted))
     return table
@@ -168,7 +180,11 @@ def _parse_filters(table: DataTable, filters: Sequence[str]) -> dict[str, list[s
     for text in filters:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise InputError(f"--where: given {text!r}, expected COLUMN=VALUE, such as set=easy.")
+            raise InputError(
+                where="--where",
+                found=f"given {text!r}",
+                expected="COLUMN=VALUE, such as set=easy",
+            )
         column = require_column(table, name.strip())
         wanted_by_column.setdefault(column, []).append(value.strip())
     return wanted_by_column
@@ -188,7 +204,9 @@ def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
             location = table.rows.place(row).location
             earlier_position = table.rows.place(earlier_row).position
             raise InputError(
-                f"{location}: {key_text}, as in {earlier_position} already; remove one of them."
+                where=location,
+                found=f"{key_text}, as in {earlier_position} already",
+                fix="Remove one of them.",
             )
 
 

@@ -40,8 +40,10 @@ def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[P
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise InputError(
-                f"cannot read the folder {error.filename}: {error.strerror}; "
-                "expected one that you may list. Correct its permissions."
+                where=error.filename,
+                found=f"cannot be read: {error.strerror}",
+                expected="one that you may list",
+                fix="Correct its permissions.",
             ) from error
 
     if "\0" in str(folder):  # os.walk would raise a ValueError.
@@ -70,7 +72,9 @@ def read_table(path: Path) -> DataTable:
     rows = RowTable.of([replace(row, values=dict(flatten(row.values))) for row in objects])
     if not rows.names:
         raise InputError(
-            f"{path} has no row of data: its objects hold no key; expected one key for each column."
+            where=path,
+            found="no row of data: its objects hold no key",
+            expected="one key for each column",
         )
     return DataTable(str(path), rows.names, rows, rows.place(0).position)
 
@@ -129,7 +133,9 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         location = f"{path}, line {line_number}" if size else str(path)
         raise InputError(
-            f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one."
+            where=location,
+            found=f"cannot be read: {reason}",
+            expected="a text file, or a whole .gz of one",
         ) from e
 
     if unfinished:
@@ -144,7 +150,8 @@ def _check_size(path: Path, line_number: int, block: bytes, size_before: int) ->
     first_line, _, _ = block.partition(b"\n")
     if len(first_line) >= MAX_LINE_BYTES:
         raise InputError(
-            f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line."
+            where=f"{path}, line {line_number}",
+            expected=f"at most {MAX_LINE_BYTES:,} bytes per line",
         )
 
     line_count = block.count(b"\n") + (not block.endswith(b"\n"))
@@ -154,7 +161,9 @@ def _check_size(path: Path, line_number: int, block: bytes, size_before: int) ->
         offending_line = line_number + min(most_lines, block.count(b"\n", 0, most_bytes))
         most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
         raise InputError(
-            f"{path}, line {offending_line}: expected {most}. Split the file, or leave some out."
+            where=f"{path}, line {offending_line}",
+            expected=most,
+            fix="Split the file, or leave some out.",
         )
 
 
@@ -168,14 +177,18 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
         position = e.start - e.object.rfind(b"\n", 0, e.start)
         problem = f"not UTF-8 (byte {e.object[e.start]:#04x} at position {position})"
         raise InputError(
-            f"{path}, line {line_number}: {problem}; save the file as UTF-8, unpacked."
+            where=f"{path}, line {line_number}",
+            found=problem,
+            fix="Save the file as UTF-8, unpacked.",
         ) from e
 
     nul = text.find("\0") if errors == "strict" else -1
     if nul >= 0:
         line_number = first_number + text.count("\n", 0, nul)
         raise InputError(
-            f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file."
+            where=f"{path}, line {line_number}",
+            found="a NUL byte, as in a binary file",
+            expected="text",
         )
     return text
 
@@ -194,7 +207,9 @@ def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Ite
         if not isinstance(value, dict):
             received = f"{str(value)[:80]!r} ({type(value).__name__})"
             raise InputError(
-                f"{path}, {position}: given {received}, expected a JSON object on each line."
+                where=f"{path}, {position}",
+                found=f"given {received}",
+                expected="a JSON object on each line",
             )
         _reject_repeated_keys(text, value, f"{path}, {position}")
         yield DataRow(str(path), position, value, line_number - 1)
@@ -216,8 +231,10 @@ def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> No
         for key, first in pairs:
             if repr(first) != repr(whole[key]):  # repr, as NaN does not equal itself
                 raise InputError(
-                    f"{location}: the key {key!r} is there twice, "
-                    f"with {first!r} and {whole[key]!r}; expected it once. Remove one."
+                    where=location,
+                    found=f"the key {key!r} is there twice, with {first!r} and {whole[key]!r}",
+                    expected="it once",
+                    fix="Remove one.",
                 )
         return whole
 
@@ -244,12 +261,17 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
             fix = "Put one object on a line, in a .jsonl."
         problem = f"not JSON ({e.msg} at column {e.colno})"
         raise InputError(
-            f"{path}, line {line_number}: {problem}; expected a whole object. {fix}"
+            where=f"{path}, line {line_number}",
+            found=problem,
+            expected="a whole object",
+            fix=fix,
         ) from e
     except (ValueError, RecursionError) as e:
         # Of numbers with thousands of digits, too, and of lists that Python cannot nest so deeply.
         raise InputError(
-            f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it."
+            where=f"{path}, line {line}",
+            found=f"cannot be read ({first_line(e)})",
+            fix="Correct or remove it.",
         ) from e
 
 
@@ -270,13 +292,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
         size += len(text)
         if size > MAX_DOCUMENT_BYTES:
             raise InputError(
-                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, "
-                "the most of a file of one JSON value."
+                where=path,
+                found="too long for a file of one JSON value",
+                expected=f"at most {MAX_DOCUMENT_BYTES:,} bytes",
             )
 
     value = parse_json("".join(texts), path)
     if not isinstance(value, dict):
         raise InputError(
-            f"{path}: given a {type(value).__name__} at the top, expected a JSON object."
+            where=path,
+            found=f"given a {type(value).__name__} at the top",
+            expected="a JSON object",
         )
     return value

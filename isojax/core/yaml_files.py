@@ -6,6 +6,7 @@ Each InputError names its place.
 import difflib
 import io
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -120,7 +121,9 @@ def _read_leaves(
                 dotted_key, _ = next(flatten(value, f"{dotted_key}."), (dotted_key, None))
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(
-                f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}."
+                where=source,
+                found=f"unknown key {dotted_key!r}",
+                fix=f"The nearest known key is {nearest!r}.",
             )
 
         is_section = known_keys[dotted_key]
@@ -130,7 +133,9 @@ def _read_leaves(
             yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")
         else:
             raise InputError(
-                f"{source}: {dotted_key} is a section; given {value!r}, expected {dotted_key}.KEY."
+                where=f"{source}: {dotted_key}",
+                found=f"given {value!r} for a section",
+                expected=f"{dotted_key}.KEY",
             )
 
 
@@ -165,14 +170,22 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
         data: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
-        raise InputError(f"{path}, line {line}: not YAML ({e.problem or e.context}).") from e
+        raise InputError(
+            where=f"{path}, line {line}",
+            found=f"not YAML ({e.problem or e.context})",
+        ) from e
     except (OSError, *YAML_ERRORS) as e:
-        raise InputError(f"cannot read the config {path}: {first_line(e)}") from e
+        raise InputError(
+            where=path,
+            found=f"cannot be read: {first_line(e)}",
+        ) from e
 
     if not isinstance(data, dict):
         top_keys = ", ".join(key for key in known_keys if "." not in key)
         raise InputError(
-            f"{path}: given a {type(data).__name__} at the top, expected keys ({top_keys})."
+            where=path,
+            found=f"given a {type(data).__name__} at the top",
+            expected=f"keys ({top_keys})",
         )
     return dict(_read_leaves(data, known_keys, str(path)))
 
@@ -181,10 +194,14 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     """The settings of an override: "sweep.n=[2,4]" -> {"sweep.n": [2, 4]}."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"override {text!r}: expected key=value, such as sweep.budget=100000.")
+        raise InputError(
+            where=f"override {text!r}",
+            expected="key=value, such as sweep.budget=100000",
+        )
     if key.count(".") > MAX_DEPTH or "\0" in key:
         raise InputError(
-            f"override {text[:80]!r}: expected a key of a config, such as sweep.budget."
+            where=f"override {text[:80]!r}",
+            expected="a key of a config, such as sweep.budget",
         )
 
     try:
@@ -196,7 +213,9 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
             f"""text with {{ or [ in quotes of its own: '{key}="..."'."""
         )
         raise InputError(
-            f"override {text!r}: the value is not YAML ({first_line(e)}). {hint}"
+            where=f"override {text!r}",
+            found=f"the value is not YAML ({first_line(e)})",
+            fix=hint,
         ) from e
     return dict(_read_leaves(data, known_keys, f"override {text!r}"))
 
@@ -220,23 +239,26 @@ def _type_error(
     ]
     source = sources[-1] if sources else file_names
 
-    expected = first_error["msg"].removeprefix("Input should be ")
+    expected = re.sub("^(Input should be|String should|Tuple should) ", "", first_error["msg"])
     expected = expected.replace("a valid array", "a list")
     hint = _hint_on_type(first_error["type"], key, value)
     return InputError(
-        f"{source}: {key}: given {value!r} ({type(value).__name__}), expected {expected}.{hint}"
+        where=f"{source}: {key}",
+        found=f"given {value!r} ({type(value).__name__})",
+        expected=expected,
+        fix=hint,
     )
 
 
 def _hint_on_type(error_type: str, key: str, value: Any) -> str:
     """What to write in place of a value of another type; "" where that is not plain."""
     if error_type == "tuple_type":
-        return f" Write {key}=[{value}]."
+        return f"Write {key}=[{value}]."
     if error_type == "string_type":
         text = "..." if isinstance(value, dict | list) else value
-        return f""" Quote it: {key}='"{text}"' on the command line."""
+        return f"""Quote it: {key}='"{text}"' on the command line."""
     if error_type == "int_type" and isinstance(value, float) and value.is_integer():
-        return f" Write {int(value)}."
+        return f"Write {int(value)}."
     return ""
 
 
@@ -296,7 +318,9 @@ def _resolve(settings: Mapping[str, Any], file_names: str) -> bytes:
         return json.dumps(data, ensure_ascii=False).encode()
     except YAML_ERRORS as e:
         raise InputError(
-            f"{file_names}: {first_line(e)}. Expected plain values, and ${{...}} that name a key."
+            where=file_names,
+            found=first_line(e),
+            expected="plain values, and ${...} that name a key",
         ) from e
 
 

@@ -127,7 +127,10 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
 
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
-        raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
+        raise InputError(
+            where=f"mesh {text!r}",
+            found=f"only one axis may be -1, not {' and '.join(open_axes)}",
+        )
     if open_axes:
         fixed_devices = math.prod(size for size in sizes.values() if size != -1)
         sizes[open_axes[0]] = max(1, (available - devices_in_use) // fixed_devices)
@@ -140,8 +143,12 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
             in_use_note = f" in addition to the {devices_in_use} of another mesh"
         xla_flag = f"--xla_force_host_platform_device_count={devices_needed}"
         raise InputError(
-            f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows "
-            f"{available}. Use smaller axes, try --topology, or on a CPU XLA_FLAGS={xla_flag}."
+            where="mesh",
+            found=(
+                f"given {text!r}, which needs {shape.devices} devices{in_use_note} and this "
+                f"machine shows {available}"
+            ),
+            fix=f"Use smaller axes, try --topology, or on a CPU XLA_FLAGS={xla_flag}.",
         )
     return shape
 
@@ -153,14 +160,16 @@ def _read_sizes(text: str) -> dict[str, int]:
         axis, _, size = (part.strip() for part in axis_size.partition("="))
         if axis not in AXES or axis in sizes:
             raise InputError(
-                f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. "
-                "Write, for example, data=2,tensor=1."
+                where=f"mesh {text!r}",
+                found=f"{axis!r} is not a new axis of {', '.join(AXES)}",
+                fix="Write, for example, data=2,tensor=1.",
             )
 
         sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise InputError(
-                f"mesh {text!r}: size of {axis} is {size!r}; "
-                "expected a positive integer or -1, the rest."
+                where=f"mesh {text!r}",
+                found=f"size of {axis} is {size!r}",
+                expected="a positive integer or -1, the rest",
             )
     return sizes

@@ -74,7 +74,8 @@ def partition_spec(
         if name is not None and name not in LOGICAL_AXIS_RULES:
             known = ", ".join(LOGICAL_AXIS_RULES)
             raise InputError(
-                f"a parameter of the model has an axis {name!r}; expected one of {known}."
+                found=f"a parameter of the model has an axis {name!r}",
+                expected=f"one of {known}",
             )
 
         axes = () if name is None else axes_that_split(name, size, mesh.shape, used)

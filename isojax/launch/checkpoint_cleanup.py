@@ -32,15 +32,20 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
     or is at a URL."""
     if find_mirror(sweep_folder) is not None:
         raise InputError(
-            "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove"
-            f" cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as gcloud storage"
-            " rm -r."
+            found="the sweep is at a URL, of which no checkpoint is fetched",
+            expected="a folder",
+            fix=(
+                f"Remove cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as "
+                "gcloud storage rm -r."
+            ),
         )
     status = read_sweep_status(sweep_folder)
     if is_written(sweep_folder):
         raise InputError(
-            f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end"
-            " it."
+            where=sweep_folder,
+            found="being written by a run",
+            expected="one that has ended",
+            fix="Wait, or end it.",
         )
 
     removals = []
@@ -67,8 +72,9 @@ def remove(removals: Sequence[Removal]) -> None:
                 shutil.rmtree(folder)
             except OSError as e:
                 raise InputError(
-                    f"cannot remove {folder}: {e.strerror or e}. Expected a folder that you may"
-                    " write."
+                    where=folder,
+                    found=f"cannot be removed: {e.strerror or e}",
+                    expected="a folder that you may write",
                 ) from e
 
 

@@ -186,9 +186,10 @@ def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
         if budget.sampling.on_device
         else "cell.rl.max_staleness is set"
     )
-    problem = f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at"
     raise InputError(
-        f"{problem} the same time. Expected false, or a synchronous run of a text task."
+        where="sweep.moments_on_host",
+        found=f"given true, but {reason}, so that a device samples and trains at the same time",
+        expected="false, or a synchronous run of a text task",
     )
 
 
@@ -207,11 +208,11 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
     device_counts = [budget.mesh.devices << k for k in doublings]
     larger_meshes = [(f"{count} such devices", count) for count in device_counts]
     shortage = describe_shortage(sweep, budget)
-    message = f"{shortage} {suggest_fit(requested, budget, larger_meshes)}"
+    suggestion = suggest_fit(requested, budget, larger_meshes)
 
     if is_new_run and requested.decode_slots is None and requested.microbatch is None:
-        raise InputError(message)
-    warn(message)
+        raise InputError(found=shortage, fix=suggestion)
+    warn(f"{shortage} {suggestion}")
     return sweep
 
 

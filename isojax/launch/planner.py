@@ -39,7 +39,9 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
     if sweep.budget < B_p * n:
         largest = f"the largest cell, {B_p} x {n} = {B_p * n} rollouts"
         raise InputError(
-            f"sweep.budget: given {sweep.budget}, expected at least one update of {largest}."
+            where="sweep.budget",
+            found=f"given {sweep.budget}",
+            expected=f"at least one update of {largest}",
         )
 
     # A sweep has at most 1000 of them, so that sweeps with different seeds share none.
@@ -75,8 +77,9 @@ def _check_values(name: str, values: tuple[int, ...], sweep: SweepConfig) -> Non
     is_missing = not values and not has_schedules_alone
     if is_missing or len(set(values)) < len(values):
         raise InputError(
-            f"sweep.{name}: given {list(values)}, expected at least one value, and each of them"
-            " once."
+            where=f"sweep.{name}",
+            found=f"given {list(values)}",
+            expected="at least one value, and each of them once",
         )
 
 
@@ -84,8 +87,10 @@ def _grid_cells(sweep: SweepConfig) -> list[Cell]:
     num_runs = (len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)) * sweep.seeds
     if num_runs > MAX_CELLS:
         raise InputError(
-            f"sweep: B_p, n and seeds make {num_runs:,} runs, expected at most {MAX_CELLS:,}; take"
-            " fewer."
+            where="sweep",
+            found=f"B_p, n and seeds make {num_runs:,} runs",
+            expected=f"at most {MAX_CELLS:,}",
+            fix="Take fewer.",
         )
 
     # B_max leaves out combinations, but no value altogether: the smallest of each must be there.
@@ -106,16 +111,19 @@ def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None
         f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs) if B_p * n > sweep.B_max
     ]
     if over_limit:
-        problem = f"B_p x n is over sweep.B_max = {sweep.B_max}: {', '.join(over_limit)}"
-        raise InputError(f"{problem}; raise it or take smaller values.")
+        raise InputError(
+            found=f"B_p x n is over sweep.B_max = {sweep.B_max}: {', '.join(over_limit)}",
+            fix="Raise it or take smaller values.",
+        )
 
 
 def _scheduled_cell(name: str, text: str) -> Cell:
     schedule = parse_schedule(text)
     if isinstance(schedule, FittedSchedule):
         raise InputError(
-            f"sweep.schedules.{name}: {text!r} needs the fit of {schedule.run}; expected explicit"
-            " stages."
+            where=f"sweep.schedules.{name}",
+            found=f"{text!r} needs the fit of {schedule.run}",
+            expected="explicit stages",
         )
     if isinstance(schedule, GradientSchedule):
         first = schedule.first
@@ -173,10 +181,16 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
 
     if R % W or W > n or (W > 1 and not plain_attention):
         raise InputError(
-            f"sweep.slots_per_prefix = {W} with sweep.decode_slots = {R}, sweep.n = {n},"
-            f" sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache ="
-            f" {cell.precision.cache}: the slots share one prompt's cache. Expected 1, null, or a"
-            " divisor of decode_slots that is at most n, with plain attention and no int8 cache."
+            where="sweep.slots_per_prefix",
+            found=(
+                f"given {W} with sweep.decode_slots = {R}, sweep.n = {n}, "
+                f"sweep.decode_attention = {sweep.decode_attention}, cell.precision.cache = "
+                f"{cell.precision.cache}: the slots share one prompt's cache"
+            ),
+            expected=(
+                "1, null, or a divisor of decode_slots that is at most n, with plain "
+                "attention and no int8 cache"
+            ),
         )
     return W
 

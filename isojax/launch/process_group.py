@@ -53,10 +53,15 @@ def parse_process_group(
 
     numbers = f"0 to {count - 1}" if count else "from 0"
     raise InputError(
-        f"given --processes {num_processes}, --coordinator {coordinator} and --process"
-        f" {process_id}; expected --processes auto alone, which asks the cluster, or all three: how"
-        " many processes there are, HOST:PORT of process 0 as all reach it, and this one's number,"
-        f" {numbers}."
+        found=(
+            f"given --processes {num_processes}, --coordinator {coordinator} and --process "
+            f"{process_id}"
+        ),
+        expected=(
+            "--processes auto alone, which asks the cluster, or all three: how many processes "
+            "there are, HOST:PORT of process 0 as all reach it, and this one's number, "
+            f"{numbers}"
+        ),
     )
 
 
@@ -64,27 +69,39 @@ def refuse_sampler_processes(config: Config) -> None:
     """InputError where processes shall only sample, and no Ray carries their messages."""
     if config.run.sampler_processes:
         raise InputError(
-            f"run.sampler_processes = {config.run.sampler_processes} without --ray; expected it"
-            " with Ray, which starts these processes. Add --ray local on one machine or --ray auto"
-            " on a cluster, and say by run.process_group.processes how many processes a run has. Or"
-            " leave run.sampler_processes out: with run.sampler_mesh alone, each process trains on"
-            " some of its devices and samples on the others."
+            where="run.sampler_processes",
+            found=f"given {config.run.sampler_processes} without --ray",
+            expected="it with Ray, which starts these processes",
+            fix=(
+                "Add --ray local on one machine or --ray auto on a cluster, and say by "
+                "run.process_group.processes how many processes a run has. Or leave "
+                "run.sampler_processes out: with run.sampler_mesh alone, each process trains "
+                "on some of its devices and samples on the others."
+            ),
         )
 
 
 def sampler_processes(config: Config, num_processes: int) -> int:
     """How many of these processes only sample; InputError where none is left to train, or they have
     no mesh."""
-    given = f"run.sampler_processes = {config.run.sampler_processes}"
     if config.run.sampler_processes >= num_processes:
-        problem = f"{given} of the {num_processes} processes of this run"
         fix = "Start more (run.process_group.processes), or leave it out"
-        raise InputError(f"{problem}; expected fewer, as the others train. {fix}.")
-    if config.run.sampler_processes and config.run.sampler_mesh is None:
-        problem = f"{given} without run.sampler_mesh, the mesh of their devices"
         raise InputError(
-            f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes"
-            " out."
+            where="run.sampler_processes",
+            found=(
+                f"given {config.run.sampler_processes} of the {num_processes} processes of this run"
+            ),
+            expected="fewer, as the others train",
+            fix=f"{fix}.",
+        )
+    if config.run.sampler_processes and config.run.sampler_mesh is None:
+        raise InputError(
+            where="run.sampler_processes",
+            found=(
+                f"given {config.run.sampler_processes} without run.sampler_mesh, "
+                "the mesh of their devices"
+            ),
+            fix=("Set it to data=-1 for all of them on data, or leave run.sampler_processes out."),
         )
     return config.run.sampler_processes
 
@@ -117,9 +134,13 @@ def check_multi_process(
             taken += f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}"
             products = "products add up to"
         raise InputError(
-            f"{taken} of the {devices} devices of {num_processes} processes; expected {expected}."
-            f" Choose sizes whose {products} {devices}, or start fewer processes."
+            found=f"{taken} of the {devices} devices of {num_processes} processes",
+            expected=expected,
+            fix=f"Choose sizes whose {products} {devices}, or start fewer processes.",
         )
     if config.run.cells_at_once not in (None, 1):
-        given = f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes"
-        raise InputError(f"{given}; leave it out, or run it on one host.")
+        raise InputError(
+            where="run.cells_at_once",
+            found=f"given {config.run.cells_at_once} with {num_processes} processes",
+            fix="Leave it out, or run it on one host.",
+        )

@@ -90,7 +90,10 @@ def _stored_date(store: Path) -> str | None:
         datetime.fromisoformat(text)
     except ValueError as e:
         raise InputError(
-            f"{file}: given {text[:80]!r}, expected a day such as 2026-11-29; remove the file."
+            where=file,
+            found=f"given {text[:80]!r}",
+            expected="a day such as 2026-11-29",
+            fix="Remove the file.",
         ) from e
     return text
 

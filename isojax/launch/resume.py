@@ -28,13 +28,14 @@ def holds_run(folder: Path, resume: bool) -> bool:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise InputError(
-                f"{existing} is a file, expected a folder to run in; choose another run.dir= or"
-                " name=."
+                found=f"{existing} is a file",
+                expected="a folder to run in",
+                fix="Choose another run.dir= or name=.",
             )
         if not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(
-                f"cannot make the folder {folder}, or write in it. Choose a place that you may"
-                " write."
+                found=f"cannot make the folder {folder}, or write in it",
+                fix="Choose a place that you may write.",
             )
         names = set()
         if existing == folder:
@@ -48,11 +49,15 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
     if not resume:
         raise InputError(
-            f"{folder} holds a run already; go on with it by --resume, or choose another name=NAME."
+            where=folder,
+            found="holds a run already",
+            fix="Go on with it by --resume, or choose another name=NAME.",
         )
     if CONFIG_FILE not in names:
         raise InputError(
-            f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name=NAME."
+            where=folder,
+            found=f"no sweep's folder (it has no {CONFIG_FILE})",
+            fix="Choose another name=NAME.",
         )
     return True
 
@@ -69,7 +74,9 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
         check_resume(saved_config, config)
     except InputError as e:
         command = resume_command(folder, saved_config)
-        raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
+        if not command:
+            raise
+        raise e.with_fix(f"To go on as it was: {command}") from e
 
     if saved_config.run.mesh != config.run.mesh:
         warn(
@@ -152,7 +159,9 @@ def _fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:
-    problem = f"{key}: this run has {old_value!r}, given {new_value!r}"
     raise InputError(
-        f"{problem}; expected {expected}. Correct it, or choose another `name=` for a new run."
+        where=key,
+        found=f"this run has {old_value!r}, given {new_value!r}",
+        expected=expected,
+        fix="Correct it, or choose another `name=` for a new run.",
     )

@@ -86,7 +86,10 @@ def _check_spending(
         problem = "belongs to another budget, metric or n"
     else:
         return
-    raise InputError(f"{folder / SPEND_FILE} {problem}. Restore it, or start with another name=.")
+    raise InputError(
+        found=f"{folder / SPEND_FILE} {problem}",
+        fix="Restore it, or start with another name=.",
+    )
 
 
 def describe_leg(leg: Leg, spending: Spending) -> str:

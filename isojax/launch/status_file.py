@@ -107,4 +107,8 @@ def read_status(folder: Path) -> DriverStatus | None:
         return None
     except (OSError, ValidationError) as e:
         fix = "Remove it: the driver writes it again every few seconds"
-        raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}. {fix}.") from e
+        raise InputError(
+            where=path,
+            found=f"cannot be read: {str(e).splitlines()[0]}",
+            fix=f"{fix}.",
+        ) from e

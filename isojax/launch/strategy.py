@@ -115,9 +115,8 @@ def _resolve_schedule(name: str, text: str, budget: int) -> str:
         ensemble = load_rollout_ensemble(read_fit_file(fit_file))
         return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
     except InputError as e:
-        raise InputError(
-            f"sweep.schedules.{name}: {e} The config.yaml of a run that has begun has its stages."
-        ) from e
+        advice = "The config.yaml of a run that has begun has its stages."
+        raise e.within(f"sweep.schedules.{name}").with_fix(advice) from e
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
@@ -128,23 +127,35 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
     max_staleness = config.cell.rl.max_staleness
     n_changes = is_spend or any(cell.n_max for cell in cells)
     if max_staleness is not None and n_changes:
-        problem = f"cell.rl.max_staleness = {max_staleness} begins batches before the update"
         changed_by = "isojax spend" if is_spend else "a schedule by gradient"
-        raise InputError(f"{problem} that may change their n; expected null with {changed_by}.")
+        raise InputError(
+            where="cell.rl.max_staleness",
+            found=(
+                f"given {max_staleness}, which begins batches before the update "
+                "that may change their n"
+            ),
+            expected=f"null with {changed_by}",
+        )
 
     if is_spend:
         spend_policy(config, cells)
     elif sweep.strategy == "adaptive":
         if sweep.schedules:
             raise InputError(
-                "sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with"
-                " it."
+                where="sweep.strategy",
+                found="given adaptive, which chooses among fixed n, with sweep.schedules",
+                expected="no sweep.schedules with it",
             )
         adaptive_policy(config, cells)
     elif sweep.total_rollouts is not None:
-        problem = f"sweep.total_rollouts = {sweep.total_rollouts} with sweep.strategy=grid"
-        expected = "expected sweep.strategy=adaptive, or sweep.budget alone"
-        raise InputError(f"{problem}, which spends sweep.budget on each run; {expected}.")
+        raise InputError(
+            where="sweep.total_rollouts",
+            found=(
+                f"given {sweep.total_rollouts} with sweep.strategy=grid, "
+                "which spends sweep.budget on each run"
+            ),
+            expected="sweep.strategy=adaptive, or sweep.budget alone",
+        )
 
 
 def check_evaluations(config: Config) -> None:
@@ -154,8 +165,9 @@ def check_evaluations(config: Config) -> None:
     evaluation = config.cell.eval
     if sweep.strategy == "spend":
         raise InputError(
-            "sweep.strategy=spend trains one policy and fits no law; expected `isojax spend"
-            " CONFIG`."
+            where="sweep.strategy",
+            found="given spend, which trains one policy and fits no law",
+            expected="`isojax spend CONFIG`",
         )
     fixed_cells = [cell for cell in plan_cells(sweep) if not cell.schedule]
     reasons = _unfitted_pairs(fixed_cells, evaluation, sweep.budget)
@@ -181,10 +193,12 @@ def check_evaluations(config: Config) -> None:
     reasons_text = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
     with_denser = f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with "
     fix = f"{with_denser if is_denser_enough else ''}sweep.budget={longer_budget}"
-    message = f"{problem} ({reasons_text}). All have with {fix}."
     if is_refused:
-        raise InputError(f"{message} `isojax train` trains one run, and fits nothing.")
-    warn(message)
+        raise InputError(
+            found=f"{problem} ({reasons_text})",
+            fix=f"All have with {fix}. `isojax train` trains one run, and fits nothing.",
+        )
+    warn(f"{problem} ({reasons_text}). All have with {fix}.")
 
 
 def _unfitted_pairs(

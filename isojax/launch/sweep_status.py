@@ -114,8 +114,10 @@ def read_sweep_status(
     (None: as it began); InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
-            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as"
-            " runs/quickstart. A sweep that has just begun writes it once its base policy is ready."
+            where=folder,
+            found=f"no sweep's folder, it has no {CONFIG_FILE}",
+            expected="one such as runs/quickstart",
+            fix="A sweep that has just begun writes it once its base policy is ready.",
         )
     config = planned or load_config(str(folder / CONFIG_FILE))
     now = time.time() if now is None else now
@@ -369,6 +371,11 @@ def _health_flags(path: Path) -> tuple[str, ...]:
     try:
         return tuple(str(flag["name"]) for flag in read_json_object(path)["flags"])
     except (ValueError, KeyError, TypeError) as e:
+        advice = "Remove it; `isojax launch ... --resume` writes it again."
+        if isinstance(e, InputError):
+            raise e.with_fix(advice) from e
         raise InputError(
-            f"cannot read {path}: {e}. Remove it; `isojax launch ... --resume` writes it again."
+            where=path,
+            found=f"cannot be read: {e}",
+            fix=advice,
         ) from e

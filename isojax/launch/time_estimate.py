@@ -99,7 +99,7 @@ def find_chip(kind: str) -> tuple[float, DeviceRates]:
     """Its GiB and rates; InputError where the kind is not known here."""
     if kind not in CHIPS:
         raise InputError(
-            f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}."
+            found=f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}",
         )
     return CHIPS[kind]
 

@@ -157,13 +157,17 @@ def autotune(shape: AttentionShape, requested: str | None, mesh: Mesh, setting: 
     if requested is None:
         return _fastest(shape, names, device) if len(names) > 1 else "plain"
     if requested not in names:
-        problem = f"{setting}={requested}: {where} has {', '.join(names)}"
         raise InputError(
-            f"{problem}. Set it to one of these, or to null, which measures and keeps the fastest."
+            found=f"{setting}={requested}: {where} has {', '.join(names)}",
+            fix="Set it to one of these, or to null, which measures and keeps the fastest.",
         )
     reason = _unsupported_reason(shape, requested)
     if reason:
-        raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
+        raise InputError(
+            where=f"{setting}={requested}",
+            found=reason,
+            fix="Set it to null or plain.",
+        )
     return requested
 
 

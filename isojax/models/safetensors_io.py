@@ -92,7 +92,9 @@ def _choose_copy(
         stored = f"which lacks it; {copies[0].file.name} has it"
         fix = "Write folder and index again, by model.save_pretrained(FOLDER) in transformers"
         raise InputError(
-            f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}."
+            where=folder / INDEX_FILE,
+            found=f"weight_map puts {name} in {indexed_file}, {stored}",
+            fix=f"{fix}.",
         )
 
     if len(candidates) > 1:
@@ -101,7 +103,11 @@ def _choose_copy(
             f"Remove the files of the older save, or put {INDEX_FILE} back, "
             "which says which one is the model's"
         )
-        raise InputError(f"{folder}: {name} is stored {len(candidates)} times, {places}. {fix}.")
+        raise InputError(
+            where=folder,
+            found=f"{name} is stored {len(candidates)} times, {places}",
+            fix=f"{fix}.",
+        )
     return candidates[0]
 
 
@@ -115,7 +121,11 @@ def _read_header(file: Path) -> list[StoredTensor]:
                 tensors.append(StoredTensor(file, name, header.get_dtype(), shape))
     except (OSError, SafetensorError) as e:
         refuse_pointer(file, "the weights themselves")
-        raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
+        raise InputError(
+            where=file,
+            found=f"not a whole safetensors file ({e})",
+            fix="Copy it again.",
+        ) from e
     return tensors
 
 
@@ -146,7 +156,9 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
     """`atomic_folder` of a folder that must not exist."""
     if folder.exists() or folder.is_symlink():
         raise InputError(
-            f"{folder} exists, and nothing is overwritten; choose another name, or remove it first."
+            where=folder,
+            found="exists, and nothing is overwritten",
+            fix="Choose another name, or remove it first.",
         )
     return atomic_folder(folder)
 

@@ -220,8 +220,11 @@ def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> lis
                 continue
             if missing:
                 raise InputError(
-                    f"the family fuses {', '.join(parts)} as {whole}, and a layer of it has no "
-                    f"{missing[0]}. Name the tensors as the layer's modules do."
+                    found=(
+                        f"the family fuses {', '.join(parts)} as {whole}, and a layer of it "
+                        f"has no {missing[0]}"
+                    ),
+                    fix="Name the tensors as the layer's modules do.",
                 )
 
             part_specs = [by_tensor[name] for name in names]

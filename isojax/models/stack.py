@@ -130,7 +130,7 @@ def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
 
     if len(calls) != 1:
         raise InputError(
-            f"a layer of the model calls `attend` {len(calls)} times; "
-            "expected once (docs/extending.md)."
+            found=f"a layer of the model calls `attend` {len(calls)} times",
+            expected="once (docs/extending.md)",
         )
     return calls[0]

@@ -139,8 +139,9 @@ class Decoder:
         shapes = dict.fromkeys(stack.router for stack in self.stacks if stack.router is not None)
         if len(shapes) > 1:
             raise InputError(
-                f"cell.model: layers have routers of {', '.join(map(str, shapes))}; "
-                "expected one shape."
+                where="cell.model",
+                found=f"layers have routers of {', '.join(map(str, shapes))}",
+                expected="one shape",
             )
         return next(iter(shapes), None)
 
@@ -599,14 +600,21 @@ def check_model(config: ModelConfig) -> None:
     if config.heads % config.kv_heads or config.head_dim % 2:
         sizes = f"heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}"
         raise InputError(
-            f"cell.model: {sizes}; expected heads to be a multiple of kv_heads, and an even "
-            "head_dim (rotary positions rotate it in halves)."
+            where="cell.model",
+            found=sizes,
+            expected=(
+                "heads to be a multiple of kv_heads, and an even head_dim (rotary positions "
+                "rotate it in halves)"
+            ),
         )
 
     scaling = config.rope_scaling
     if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
         raise InputError(
-            f"cell.model.rope_scaling: high_freq_factor={scaling.high_freq_factor}, "
-            f"low_freq_factor={scaling.low_freq_factor}; expected the high one above the low one, "
-            "as 4 and 1."
+            where="cell.model.rope_scaling",
+            found=(
+                f"high_freq_factor={scaling.high_freq_factor}, "
+                f"low_freq_factor={scaling.low_freq_factor}"
+            ),
+            expected="the high one above the low one, as 4 and 1",
         )

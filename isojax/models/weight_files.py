@@ -50,9 +50,12 @@ def _check_single(folder: Path, indexed: list[str], present: list[str]) -> None:
     index without them, and of shards."""
     if present:
         raise InputError(
-            f"{folder}: has weights twice, in {SINGLE_FILE} and in the files of {INDEX_FILE} "
-            f"({list_some(present)}), and programs differ in which they read. Remove one of the "
-            f"two: {SINGLE_FILE}, or the index and its files."
+            where=folder,
+            found=(
+                f"has weights twice, in {SINGLE_FILE} and in the files of {INDEX_FILE} "
+                f"({list_some(present)}), and programs differ in which they read"
+            ),
+            fix=f"Remove one of the two: {SINGLE_FILE}, or the index and its files.",
         )
     if indexed:
         _warn_once(
@@ -87,7 +90,9 @@ def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None
         if unnamed:
             fix += f" Or, if {list_some(unnamed)} are the whole model, remove {INDEX_FILE}."
         raise InputError(
-            f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. {fix}"
+            where=folder,
+            found=f"{INDEX_FILE} names {', '.join(missing)}, which is not there",
+            fix=fix,
         )
 
     shards = [name for name in unnamed if SHARD_NAME.fullmatch(name)]
@@ -112,11 +117,19 @@ def _check_shards(folder: Path, paths: list[Path]) -> None:
         counts = [f"{len(numbers)} of {save}" for save, numbers in numbers_of_save.items()]
         listed = " and ".join(counts)
         fix = f"Remove those of the older save, or put {INDEX_FILE} back"
-        raise InputError(f"{folder}: has shards of several saves, {listed}, and no index. {fix}.")
+        raise InputError(
+            where=folder,
+            found=f"has shards of several saves, {listed}, and no index",
+            fix=f"{fix}.",
+        )
     for save, numbers in numbers_of_save.items():
         if len(numbers) < totals[save]:
             held = f"{len(numbers)} of the {totals[save]} files {save}"
-            raise InputError(f"{folder}: has {held}. Copy the others too.")
+            raise InputError(
+                where=folder,
+                found=f"has {held}",
+                fix="Copy the others too.",
+            )
 
 
 def _no_weights(folder: Path) -> str:
@@ -151,7 +164,9 @@ def read_weight_map(folder: Path) -> dict[str, str]:
     names = read_json_object(folder / INDEX_FILE).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise InputError(
-            f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again."
+            where=folder / INDEX_FILE,
+            found="no weight_map (tensor -> file)",
+            fix="Copy it again.",
         )
     return {plain_name(tensor): Path(str(file)).name for tensor, file in names.items()}
 

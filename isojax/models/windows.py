@@ -53,7 +53,10 @@ def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) 
     if config_json.get("sliding_window") is None:
         problem = f"{len(sliding_layers)} layers slide, and sliding_window is not there"
         raise InputError(
-            f"config.json: {problem}; expected the number of positions that they see. {FIX}"
+            where="config.json",
+            found=problem,
+            expected="the number of positions that they see",
+            fix=FIX,
         )
     options: dict[str, Any] = {"window": read_size(config_json, "sliding_window")}
     if len(sliding_layers) < layers:
@@ -94,11 +97,15 @@ def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> 
         is_known = not others
 
     if not is_known:
-        expected = f"expected {' or '.join(known)} for each layer: the family has no other"
         raise InputError(
-            f"config.json: layer_types has {held}; {expected}. This model cannot run here."
+            where="config.json",
+            found=f"layer_types has {held}",
+            expected=f"{' or '.join(known)} for each layer: the family has no other",
+            fix="This model cannot run here.",
         )
     if len(layer_types) != layers:
         raise InputError(
-            f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}"
+            where="config.json",
+            found=f"{len(layer_types)} layer_types, and num_hidden_layers = {layers}",
+            fix=FIX,
         )

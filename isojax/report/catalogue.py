@@ -25,10 +25,14 @@ def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> F
     """Draw a figure of the report, such as "frontier" or "n_star", of those runs that were fitted;
     InputError for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
-        raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
+        raise InputError(
+            found=f"no figure is called {name!r}",
+            expected=f"one of {', '.join(FIGURES)}",
+        )
     drawing = FIGURES[name](fit, fitted_runs(fit, runs))
     if drawing is None:
         raise InputError(
-            f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}."
+            found=f"the fit has no data for the figure {name!r}",
+            fix=f"Ask for another: {', '.join(FIGURES)}.",
         )
     return drawing

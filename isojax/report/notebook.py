@@ -67,13 +67,17 @@ class SweepFit(FitResult):
         }
 
         if name not in tables:
-            raise InputError(f"no table is called {name!r}; expected one of {', '.join(tables)}.")
+            raise InputError(
+                found=f"no table is called {name!r}",
+                expected=f"one of {', '.join(tables)}",
+            )
 
         try:
             pandas = import_module("pandas")
         except ImportError as e:
             raise InputError(
-                "a DataFrame needs pandas; install it with: pip install pandas."
+                found="a DataFrame needs pandas",
+                fix="Install it with: pip install pandas",
             ) from e
         return pandas.DataFrame(tables[name])
 
@@ -111,18 +115,25 @@ def _read_folders(source: Any) -> list[RunRecord]:
     paths: list[Any] = list(source) if is_several else [source]
     if not all(isinstance(path, str | Path) for path in paths):
         raise InputError(
-            f"given {source!r}, expected the folder of a sweep, several, or a DataFrame."
+            found=f"given {source!r}",
+            expected="the folder of a sweep, several, or a DataFrame",
         )
     try:
         return ledger.read_runs(paths)
     except (OSError, UnicodeError) as e:  # of a name that no file can have
-        raise InputError(f"{e}. Expected the path of a place that you may use.") from e
+        raise InputError(
+            found=str(e),
+            expected="the path of a place that you may use",
+        ) from e
 
 
 def _runs_of_rows(rows: Sequence[dict[str, Any]], field_map: str) -> list[RunRecord]:
     """The runs of a DataFrame's rows, by the columns of any table."""
     if not rows:
-        raise InputError("the DataFrame has no row; expected one for each evaluation.")
+        raise InputError(
+            found="the DataFrame has no row",
+            expected="one for each evaluation",
+        )
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False, is_export=True)
     columns = parse_field_map([field_map] if field_map else [])

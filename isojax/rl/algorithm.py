@@ -90,7 +90,7 @@ def _load(kind: PluginKind[Traits], setting: str, name: str) -> Plugin[..., Any,
     try:
         return kind.load(name)
     except InputError as e:
-        raise InputError(f"cell.rl.{setting}: {e}") from e
+        raise e.within(f"cell.rl.{setting}") from e
 
 
 def describe_algorithm(rl: RLConfig) -> str:
@@ -106,7 +106,9 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
         return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
         raise InputError(
-            f"{setting}: {describe_exception(e).rstrip('.')}; expected {expected}."
+            where=setting,
+            found=describe_exception(e).rstrip("."),
+            expected=expected,
         ) from e
 
 
@@ -130,14 +132,17 @@ def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
         raise InputError(
-            f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected "
-            f"{expected}."
+            where=setting,
+            found=f"returns shapes {sorted(shapes)} for 2 responses of 3 tokens",
+            expected=expected,
         )
     if taken := sorted(
         name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)
     ):
         raise InputError(
-            f"{setting}: isojax has metrics {', '.join(taken)} of its own; expected other names."
+            where=setting,
+            found=f"isojax has metrics {', '.join(taken)} of its own",
+            expected="other names",
         )
     return sorted(metrics)
 
@@ -190,11 +195,14 @@ def check_plugins(algorithm: Algorithm) -> None:
                 if hasattr(output, "shape")
                 else f"a {type(output).__name__}"
             )
-            problem = (
-                f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it "
-                f"returns {actual}"
+            raise InputError(
+                where=setting,
+                found=(
+                    f"for rollouts of shape {rows}, {num_groups} groups and {T} tokens it "
+                    f"returns {actual}"
+                ),
+                expected=f"{expected}: {' or '.join(map(str, shapes))}",
             )
-            raise InputError(f"{problem}; expected {expected}: {' or '.join(map(str, shapes))}.")
 
     expected = (
         "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number "
@@ -220,50 +228,69 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     has_critic = rl.critic is not None
     if advantage_traits.needs_critic != has_critic or (loss_traits.needs_critic and not has_critic):
         raise InputError(
-            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {algorithm.advantage.name} and "
-            f"cell.rl.critic is {'set' if has_critic else 'null'}; expected the advantage gae and "
-            "a critic (the config recipes/ppo, or cell.rl.critic={}), which the loss ppo needs, or "
-            "neither."
+            where="cell.rl.loss",
+            found=(
+                f"given {rl.loss}, cell.rl.advantage = {algorithm.advantage.name} and "
+                f"cell.rl.critic is {'set' if has_critic else 'null'}"
+            ),
+            expected=(
+                "the advantage gae and a critic (the config recipes/ppo, or "
+                "cell.rl.critic={}), which the loss ppo needs, or neither"
+            ),
         )
     if advantage_traits.needs_group and smallest_n < 2:
         raise InputError(
-            f"cell.rl.advantage = {algorithm.advantage.name} compares a rollout with others of its "
-            f"problem and sweep.n holds {smallest_n}: every advantage would be 0. Expected n of 2 "
-            "or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)."
+            where="cell.rl.advantage",
+            found=(
+                f"given {algorithm.advantage.name}, which compares a rollout with others of "
+                f"its problem and sweep.n holds {smallest_n}: every advantage would be 0"
+            ),
+            expected=(
+                "n of 2 or more, or an advantage without groups (cell.rl.loss=reinforce_pp, or ppo)"
+            ),
         )
     if rl.zero_variance_filter and smallest_n < 2:
         raise InputError(
-            f"cell.rl.zero_variance_filter = {list(rl.zero_variance_filter)} and n = 1: a group of "
-            "one never disagrees, so that these terms would have no rollout left. Expected n of 2 "
-            "or more, or no filter."
+            where="cell.rl.zero_variance_filter",
+            found=(
+                f"given {list(rl.zero_variance_filter)} and n = 1: a group of one never "
+                "disagrees, so that these terms would have no rollout left"
+            ),
+            expected="n of 2 or more, or no filter",
         )
     check_dynamic_sampling(rl, cells)
     if rl.n_train is not None and rl.n_train > smallest_n:
-        problem = (
-            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds "
-            f"{smallest_n}"
-        )
         raise InputError(
-            f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline)."
+            where="cell.rl.n_train",
+            found=(
+                f"given {rl.n_train} rollouts of a group in the gradient, "
+                f"and sweep.n holds {smallest_n}"
+            ),
+            expected="n_train <= n (n counts the rollouts that estimate the baseline)",
         )
     if rl.tis_low is not None and (
         rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap
     ):
         raise InputError(
-            f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and "
-            f"tis_cap = {rl.tis_cap:g}; expected tis=token or tis=sequence, tis_mode=mask, and "
-            "tis_low below tis_cap."
+            where="cell.rl.tis_low",
+            found=(
+                f"given {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and "
+                f"tis_cap = {rl.tis_cap:g}"
+            ),
+            expected="tis=token or tis=sequence, tis_mode=mask, and tis_low below tis_cap",
         )
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(
-                f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no "
-                f"such term to filter. Set it, or leave {term} out of the filter."
+                where="cell.rl.zero_variance_filter",
+                found=f"holds {term} and cell.rl.{term} = 0: there is no such term to filter",
+                fix=f"Set it, or leave {term} out of the filter.",
             )
     if not loss_traits.clips and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(
-            f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor "
-            "cell.rl.clip_high."
+            where="cell.rl.loss",
+            found=f"given {rl.loss}, which never clips",
+            expected="neither cell.rl.clip nor cell.rl.clip_high",
         )
 
 
@@ -273,23 +300,29 @@ def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
         return
     setting = f"cell.rl.dynamic_sampling = {rl.dynamic_sampling}"
     if any(n < 2 for cell in cells for _, n in cell.pairs):
-        problem = (
-            f"{setting} and n = 1: the rewards of a group of one are always equal, and every group "
-            "would be replaced"
+        raise InputError(
+            where=setting,
+            found=(
+                "given n = 1: the rewards of a group of one are always equal, "
+                "and every group would be replaced"
+            ),
+            expected="n of 2 or more",
         )
-        raise InputError(f"{problem}. Expected n of 2 or more.")
     if rl.max_staleness is not None:
         problem = (
-            f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a sampler that "
-            "runs ahead have begun"
+            f"{setting} and cell.rl.max_staleness = {rl.max_staleness}: batches of a "
+            f"sampler that runs ahead have begun"
         )
-        raise InputError(f"{problem} before it is known what they replace. Leave one of them out.")
+        raise InputError(
+            found=f"{problem} before it is known what they replace",
+            fix="Leave one of them out.",
+        )
     if any(cell.n_max or cell.is_of_spend for cell in cells):
         problem = (
             f"{setting} where n is chosen on the way, by gradient or by `isojax spend`: both read "
             "how many groups"
         )
         raise InputError(
-            f"{problem} have equal rewards at B_p n rollouts an update. Leave it out, or fix n by "
-            "sweep.n."
+            found=f"{problem} have equal rewards at B_p n rollouts an update",
+            fix="Leave it out, or fix n by sweep.n.",
         )

@@ -39,14 +39,15 @@ def check_experts(rl: RLConfig, decoder: Decoder, mesh: Mesh) -> None:
     used = [f"cell.rl.{name}" for name, is_set in settings.items() if is_set]
     if used and decoder.router is None:
         raise InputError(
-            f"{' and '.join(used)}: the policy of family {decoder.config.family} has no experts; "
-            "expected a model with some, such as of family qwen3_moe, or neither setting."
+            where=" and ".join(used),
+            found=f"the policy of family {decoder.config.family} has no experts",
+            expected="a model with some, such as of family qwen3_moe, or neither setting",
         )
     if used and positions_are_split(mesh):
         raise InputError(
-            f"{' and '.join(used)} on a mesh with sequence={mesh.shape['sequence']}: devices that "
-            "share a prompt's positions do not collect its experts. Expected a mesh without "
-            "sequence."
+            where=f"{' and '.join(used)} on a mesh with sequence={mesh.shape['sequence']}",
+            found="devices that share a prompt's positions do not collect its experts",
+            expected="a mesh without sequence",
         )
 
 

@@ -71,9 +71,11 @@ class GradedSampler:
         if not isinstance(rollouts, Rollouts | RoutedRollouts):
             name = type(self.engine).__qualname__
             raise InputError(
-                f"{name}.compile of {type(self.engine).__module__} returns a "
-                f"{type(rollouts).__name__}; expected the shapes of its rollouts: "
-                "`return self.setup.rollout_shapes`."
+                found=(
+                    f"{name}.compile of {type(self.engine).__module__} returns a "
+                    f"{type(rollouts).__name__}"
+                ),
+                expected="the shapes of its rollouts: `return self.setup.rollout_shapes`",
             )
 
         if self.verify is not None:

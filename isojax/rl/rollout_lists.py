@@ -58,11 +58,13 @@ def rollouts_from_lists(
     if isinstance(shapes, RoutedRollouts):
         settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
         raise InputError(
-            f"responses as lists do not say which experts their tokens met; leave out {settings}."
+            found="responses as lists do not say which experts their tokens met",
+            fix=f"Leave out {settings}.",
         )
     if len(responses) != request.B:
         raise InputError(
-            f"{len(responses)} responses, expected {request.B_p} problems x {request.n}."
+            found=f"{len(responses)} responses",
+            expected=f"{request.B_p} problems x {request.n}",
         )
 
     vocab, T = setup.task.vocab, shapes.tokens.shape[-1]
@@ -104,9 +106,15 @@ def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledRespo
 def _check_response(number: int, response: SampledResponse, vocab: int) -> None:
     if len(response.logps) != len(response.tokens):
         sizes = f"{len(response.tokens)} tokens and {len(response.logps)} log-probs"
-        raise InputError(f"response {number} has {sizes}; expected as many.")
+        raise InputError(
+            found=f"response {number} has {sizes}",
+            expected="as many",
+        )
     tokens = np.asarray(response.tokens, np.int64)
     outside = np.flatnonzero((tokens >= vocab) | (~tokens >= vocab))
     if outside.size:
         token = f"token {tokens[outside[0]]} at position {outside[0]}"
-        raise InputError(f"response {number} has {token}, expected one of a vocabulary of {vocab}.")
+        raise InputError(
+            found=f"response {number} has {token}",
+            expected=f"one of a vocabulary of {vocab}",
+        )

@@ -62,8 +62,9 @@ class Ledger:
             _append_row(self.path, header)
         elif not is_header_of(rows[0], cell, cell_hash):
             raise InputError(
-                f"{self.path} belongs to another run ({rows[0]}), not to {header}; "
-                "choose another name=."
+                where=self.path,
+                found=f"belongs to another run ({rows[0]}), not to {header}",
+                fix="Choose another name=.",
             )
 
         # What a resumed run needs: at which values of the grid of C it was evaluated, and how many
@@ -138,7 +139,9 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         warn(f"{path}: the last line is torn and was left out")
     if not rows or rows[0]["kind"] != "cell" or not any(row["kind"] == "eval" for row in rows):
         raise InputError(
-            f"{path} holds no complete point after a cell header. Go on with the run by --resume."
+            where=path,
+            found="no complete point after a cell header",
+            fix="Go on with the run by --resume.",
         )
 
     record = parse_rows(rows, path)
@@ -217,11 +220,11 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
             ledgers = paths_below(path, RECORDS_FILE)
 
         if not ledgers:
-            problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
-            expected = f"Expected a sweep's folder (runs/NAME), a run's folder or a {RECORDS_FILE}"
             raise InputError(
-                f"{problem}. {expected}; "
-                "`isojax records import LOG` makes them of another trainer's log."
+                where=path,
+                found=f"no {RECORDS_FILE}" if path.exists() else "no such run",
+                expected=f"a sweep's folder (runs/NAME), a run's folder or a {RECORDS_FILE}",
+                fix="`isojax records import LOG` makes them of another trainer's log.",
             )
         folders += [ledger.parent for ledger in ledgers]
     return folders
@@ -246,8 +249,8 @@ def default_metric(runs: Sequence[RunRecord]) -> str:
     first recorded."""
     if not runs:
         raise InputError(
-            "there is no run to fit; "
-            "expected at least one RunRecord, as isojax.read_runs returns them."
+            found="there is no run to fit",
+            expected="at least one RunRecord, as isojax.read_runs returns them",
         )
     first_point = runs[0].points[0]
     avg_metric = f"avg@{first_point.samples}"

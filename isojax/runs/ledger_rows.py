@@ -71,7 +71,10 @@ def read_ledger_lines(path: Path) -> LedgerLines:
     try:
         data = read_file(path)
     except OSError as e:
-        raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
+        raise InputError(
+            where=path,
+            found=f"cannot be read: {e.strerror or e}",
+        ) from e
 
     complete, _, torn = data.rpartition(b"\n")
     rows: list[dict[str, Any]] = []
@@ -80,8 +83,9 @@ def read_ledger_lines(path: Path) -> LedgerLines:
             rows.append(_parse_line(line))
         except (ValueError, RecursionError) as e:
             raise InputError(
-                f"{path}, line {line_number} is broken ({e}); only a torn last line can be left "
-                "out. Restore the file, or remove the cell's folder and run it again."
+                where=f"{path}, line {line_number}",
+                found=f"broken ({e}); only a torn last line can be left out",
+                fix="Restore the file, or remove the cell's folder and run it again.",
             ) from e
     return LedgerLines(rows, torn)
 
@@ -112,8 +116,10 @@ def parse_rows(rows: Sequence[Row], path: Path) -> CellRecord:
     for line_number, row in enumerate(rows[1:], 2):
         if row["kind"] == "cell":
             raise InputError(
-                f"{path}, line {line_number} begins another run ({row}) in the ledger of {header}; "
-                "expected one. Split the file."
+                where=f"{path}, line {line_number}",
+                found=f"begins another run ({row}) in the ledger of {header}",
+                expected="one",
+                fix="Split the file.",
             )
 
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
@@ -121,8 +127,10 @@ def parse_rows(rows: Sequence[Row], path: Path) -> CellRecord:
     for line_number, (before, after) in zip(line_numbers[1:], pairwise(points), strict=False):
         if problem := _describe_fall(before, after):
             raise InputError(
-                f"{path}, line {line_number}: {problem}; expected points that rise in C. "
-                "Correct or remove it."
+                where=f"{path}, line {line_number}",
+                found=problem,
+                expected="points that rise in C",
+                fix="Correct or remove it.",
             )
     return CellRecord(cell, points, line_numbers)
 
@@ -165,7 +173,10 @@ def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
 
     expected = "target, M, rollouts, tokens and metrics"
     raise InputError(
-        f"{location} is not an evaluation ({problem}); expected {expected}. Correct it."
+        where=location,
+        found=f"not an evaluation ({problem})",
+        expected=expected,
+        fix="Correct it.",
     )
 
 
@@ -221,8 +232,8 @@ def parse_cell(header: Row, location: str) -> Cell:
     )
     if not are_counts or header.get("schema") != SCHEMA:
         raise InputError(
-            f"{location}: header {dict(header)} needs schema = {SCHEMA}, "
-            "B_p and n from 1, seed from 0."
+            where=location,
+            found=f"header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0",
         )
 
     cell = Cell(header["B_p"], header["n"], header["seed"])
@@ -252,6 +263,8 @@ def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
             raise ValueError("its stages are no schedule")
     except (LookupError, TypeError, ValueError) as e:
         raise InputError(
-            f"{location}: the schedule of {dict(header)} cannot be used ({e}). Restore the file."
+            where=location,
+            found=f"the schedule of {dict(header)} cannot be used ({e})",
+            fix="Restore the file.",
         ) from e
     return replace(cell, schedule=name, stages=stages, n_max=n_max, is_of_spend=is_of_spend)

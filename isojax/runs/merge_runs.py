@@ -75,8 +75,10 @@ def _refuse_trained(
     else:
         instead = f"Their settings differ, so no one law holds for all: isojax compare {folders}"
     raise InputError(
-        f"{trained.source} was trained by isojax, "
-        f"expected runs that `isojax records import` wrote. {instead}"
+        where=trained.source,
+        found="was trained by isojax",
+        expected="runs that `isojax records import` wrote",
+        fix=instead,
     )
 
 
@@ -88,9 +90,12 @@ def _require_metric(runs: Sequence[RunRecord]) -> None:
             continue
         option = f"--map {_metric_option(metric)}=COLUMN"
         raise InputError(
-            f"{runs[0].source} has the validation metric {metric}, and {run.source} has "
-            f"{default_metric([run])}; expected one of all runs. "
-            f"Where they are one, import these logs again under its name: {option}."
+            where=runs[0].source,
+            found=(
+                f"has the validation metric {metric}, and {run.source} has {default_metric([run])}"
+            ),
+            expected="one of all runs",
+            fix=f"Where they are one, import these logs again under its name: {option}.",
         )
 
 
@@ -108,7 +113,11 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
         key = f"{run.cell.B_p} {run.cell.n} {run.points}"
         earlier = earlier_by_points.setdefault(key, run)
         if earlier is not run and not is_constant:
-            raise InputError(f"{earlier.source} and {run.source} hold the same run; leave one out.")
+            raise InputError(
+                where=run.source,
+                found=f"holds the same run as {earlier.source}",
+                fix="Leave one out.",
+            )
 
 
 def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
@@ -130,14 +139,15 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
 
         # `^`: the words that only one of the two names has
         differing = " and ".join(sorted(words ^ first_words))
-        problem = (
-            f"B_p = {run.cell.B_p}, n = {run.cell.n}: {first_log} and {log} differ in what their "
-            f"names say was measured ({differing})"
-        )
+        place = f"B_p = {run.cell.B_p}, n = {run.cell.n}"
+        problem = f"{first_log} and {log} differ in what their names say was measured ({differing})"
         is_other_split = is_of_training(name) != is_of_training(first_name)
         if is_other_split and (words | first_words) & HELD_OUT:
             raise InputError(
-                f"{problem}; expected one measurement of each run. Leave one import out."
+                where=place,
+                found=problem,
+                expected="one measurement of each run",
+                fix="Leave one import out.",
             )
         notes.append(f"{problem}, so are they no seeds of one setting?")
     return notes

@@ -222,8 +222,9 @@ def working_folder(run_dir: str, name: str) -> Path:
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
     raise InputError(
-        f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; "
-        "expected a folder."
+        where=f"run.dir = {run_dir}",
+        found="only `isojax launch` and `isojax train` run at a URL",
+        expected="a folder",
     )
 
 
@@ -244,9 +245,10 @@ def remote_workspace(
         return
     if multi_process:
         raise InputError(
-            f"run.dir = {run_dir} with several processes; "
-            "expected a folder that all share, for checkpoints. "
-            "Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
+            where="run.dir",
+            found=f"given {run_dir} with several processes",
+            expected="a folder that all share, for checkpoints",
+            fix="Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md).",
         )
 
     url = f"{run_dir.rstrip('/')}/{name}"
@@ -322,7 +324,8 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
             mirror = Mirror(url, scratch.joinpath(*last_parts))
             if not mirror.pull(with_checkpoints=False):
                 raise InputError(
-                    f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x."
+                    found=f"there is nothing at {url}",
+                    expected="a sweep's folder, as gs://BUCKET/runs/x",
                 )
             stack.enter_context(mirror.auto_upload())
             localized.append(str(mirror.local))

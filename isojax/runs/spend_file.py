@@ -33,7 +33,8 @@ def read_spending(folder: Path) -> Spending | None:
         return None
     except ValidationError as e:
         first = e.errors()[0]
-        raise _unreadable(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from e
+        place = ".".join(map(str, first["loc"]))
+        raise _unreadable(path, f"{place}: {first['msg']}" if place else first["msg"]) from e
 
     sizes = [spending.budget]
     for leg in spending.legs:
@@ -48,5 +49,7 @@ def read_spending(folder: Path) -> Spending | None:
 
 def _unreadable(path: Path, problem: str) -> InputError:
     return InputError(
-        f"cannot read {path}: {problem}. Restore it, or remove the folder and begin again."
+        where=path,
+        found=f"cannot be read: {problem}",
+        fix="Restore it, or remove the folder and begin again.",
     )

@@ -55,7 +55,9 @@ class RemoteFolder:
                 reason = f"no answer within {CONNECT_TIMEOUT:g} seconds"
             fix = "check its name, the network and your credentials, or give another run.dir"
             raise InputError(
-                f"cannot use {self.url}: {reason}. Expected a place you may write: {fix}."
+                where=self.url,
+                found=f"cannot be used: {reason}",
+                expected=f"a place you may write: {fix}",
             ) from e
 
     def find(self) -> set[str]:
@@ -75,9 +77,10 @@ class RemoteFolder:
         try:
             self._fs.get(remote_paths, local_paths)
         except Exception as e:  # each library has errors of its own
-            problem = f"cannot read {self.url}: {error_summary(e)}"
             raise InputError(
-                f"{problem}. Check the network and your credentials, and try again."
+                where=self.url,
+                found=f"cannot be read: {error_summary(e)}",
+                fix="Check the network and your credentials, and try again.",
             ) from e
 
     def read(self, name: str) -> bytes | None:
@@ -155,19 +158,21 @@ def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as e:
-        problem = f"cannot make the folder {folder}, or write in it: {e.strerror or e}"
-        raise InputError(f"{problem}. Choose a place that you may write.") from e
-
-    # Closing the file frees the lock; so does the end of the process, however it ends.
+        raise InputError(
+            found=f"cannot make the folder {folder}, or write in it: {e.strerror or e}",
+            fix="Choose a place that you may write.",
+        ) from e
     try:
         deadline = time.monotonic() + timeout
         while not try_flock(lock_fd, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise FolderLocked(
-                    f"{folder} is being written by another process; "
-                    "wait for it, stop it, or choose another name=NAME. "
-                    "If its machine is lost, a file server may keep its lock: "
-                    f"remove {folder / LOCK_FILE}."
+                    where=folder,
+                    found="being written by another process",
+                    fix=(
+                        "Wait for it, stop it, or choose another name=NAME. If its machine is "
+                        f"lost, a file server may keep its lock: remove {folder / LOCK_FILE}."
+                    ),
                 )
             time.sleep(LOCK_RETRY_INTERVAL)
         yield
@@ -300,9 +305,9 @@ class Lease:
 
     def _locked_error(self, holder_name: str) -> InputError:
         return InputError(
-            f"{self._remote.url} is being written by {holder_name}; "
-            "expected one writer at a time. "
-            "Wait for it, stop it, or choose another name=NAME."
+            found=f"{self._remote.url} is being written by {holder_name}",
+            expected="one writer at a time",
+            fix="Wait for it, stop it, or choose another name=NAME.",
         )
 
     def read_holder(self) -> LeaseHolder | None:

@@ -470,10 +470,13 @@ def build_engine(
     positions_split = sharding.positions_are_split(mesh)
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):
         raise InputError(
-            f"sweep.decode_attention={options.decode_attention} with "
-            f"cell.precision.cache={options.cache_dtype} on a sampler's mesh with sequence > 1: "
-            "kernels and int8 caches hold prompt and response together, which cannot be split "
-            "here. Expected plain, and float32 or bfloat16; or a mesh without sequence."
+            found=(
+                f"sweep.decode_attention={options.decode_attention} with "
+                f"cell.precision.cache={options.cache_dtype} on a sampler's mesh with sequence "
+                "> 1: kernels and int8 caches hold prompt and response together, which cannot "
+                "be split here"
+            ),
+            expected="plain, and float32 or bfloat16; or a mesh without sequence",
         )
 
     decoding = Decoding(

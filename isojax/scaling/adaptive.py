@@ -75,8 +75,10 @@ class AdaptivePolicy:
                 "or take smaller B_p or n."
             )
             raise InputError(
-                f"sweep.strategy=adaptive: {received}, "
-                f"expected at least {INITIAL_EVALUATIONS}. {fix}"
+                where="sweep.strategy=adaptive",
+                found=received,
+                expected=f"at least {INITIAL_EVALUATIONS}",
+                fix=fix,
             )
 
         first_cells = [seeds[0] for seeds in self._seeds_by_cell(()).values()]
@@ -88,8 +90,10 @@ class AdaptivePolicy:
             needed = f"{first_round_rollouts}, which the first round takes to begin every (B_p, n)"
             fix = "Raise it or sweep.budget, or take fewer B_p or n."
             raise InputError(
-                f"sweep.total_rollouts: given {self.allowed_rollouts}{half_text}, "
-                f"expected at least {needed}. {fix}"
+                where="sweep.total_rollouts",
+                found=f"given {self.allowed_rollouts}{half_text}",
+                expected=f"at least {needed}",
+                fix=fix,
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
@@ -265,10 +269,10 @@ class AdaptivePolicy:
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
         estimate = fit_hierarchical.estimate(cells, self.metric, FitOptions(replicates=REPLICATES))
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
-            problem = f"the runs give no curve ({estimate.unfitted_cells})"
             raise InputError(
-                f"{problem}; expected {INITIAL_EVALUATIONS} evaluations of each. "
-                "Look at their ledgers."
+                found=f"the runs give no curve ({estimate.unfitted_cells})",
+                expected=f"{INITIAL_EVALUATIONS} evaluations of each",
+                fix="Look at their ledgers.",
             )
         return _SweepModel(
             # All runs are evaluated on the same problems, so that other problems change nothing.

@@ -90,7 +90,9 @@ def check_distinct(labels: Sequence[str]) -> None:
     duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
     if duplicate_labels:
         raise InputError(
-            f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels."
+            found=f"two runs are called {duplicate_labels[0]!r}",
+            expected="a name for each",
+            fix="Give --labels.",
         )
 
 
@@ -99,12 +101,16 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     fitted with different metrics, units of C or modes. labels: what to call each fit."""
     if len(fits) < 2:
         raise InputError(
-            f"{len(fits)} fit to compare; expected at least two. "
-            "Name another sweep's folder or fit.json."
+            found=f"{len(fits)} fit to compare",
+            expected="at least two",
+            fix="Name another sweep's folder or fit.json.",
         )
     if len(labels) != len(fits):
-        received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"
-        raise InputError(f"{received}; expected one each. Separate them by commas.")
+        raise InputError(
+            found=f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs",
+            expected="one each",
+            fix="Separate them by commas.",
+        )
     check_distinct(labels)
 
     for fit, label in zip(fits, labels, strict=True):
@@ -113,10 +119,13 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
             value = getattr(fit, name)
             if value == first_value:
                 continue
-            problem = f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
             fix = f"Fit both alike (isojax fit --{name} ...)"
             raise InputError(
-                f"{problem}; expected the same, or their numbers do not compare. {fix}."
+                found=(
+                    f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
+                ),
+                expected="the same, or their numbers do not compare",
+                fix=f"{fix}.",
             )
 
 
@@ -139,8 +148,11 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
         f"{label} {low:.4g} to {high:.4g}"
         for label, low, high in zip(labels, lows, highs, strict=True)
     )
-    problem = f"no range of budgets C was measured in all runs ({ranges})"
-    raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
+    raise InputError(
+        found=f"no range of budgets C was measured in all runs ({ranges})",
+        expected="ranges that overlap",
+        fix="Run the shorter ones further.",
+    )
 
 
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:

@@ -232,8 +232,12 @@ def _read_points(
     require_column(table, y_column)
     rows_with_reward = table.rows.take(~table.rows.column(y_column).is_blank)
     if not len(rows_with_reward):
-        problem = f"{table.source}: {y_column} is empty in all {len(table.rows)} rows"
-        raise InputError(f"{problem}; expected a reward in some. Give another --y.")
+        raise InputError(
+            where=table.source,
+            found=f"{y_column} is empty in all {len(table.rows)} rows",
+            expected="a reward in some",
+            fix="Give another --y.",
+        )
 
     reward_table = replace(table, rows=rows_with_reward)
     C = float_column(reward_table, x_column, minimum=0)
@@ -272,7 +276,10 @@ def _require_one_row_per_point(
                 "with --group."
             )
         # one hint is enough: several settings explain equal rows better than seeds do
-        raise InputError(" ".join([str(e), *hints[:1]])) from e
+        if not hints:
+            raise
+        hint = hints[0].removesuffix(".")
+        raise e.with_fix(f"{hint[0].upper()}{hint[1:]}.") from e
 
 
 def _require_enough_points(
@@ -291,14 +298,17 @@ def _require_enough_points(
         if below is not None:
             fix = "Evaluate more often, or raise --fit-below."
         raise InputError(
-            f"{path} has {count}; "
-            f"expected at least {MIN_POINTS}, {MIN_POINTS - 1} of them above 0. {fix}"
+            where=path,
+            found=f"has {count}",
+            expected=f"at least {MIN_POINTS}, {MIN_POINTS - 1} of them above 0",
+            fix=fix,
         )
 
     if below is not None and len(fitted_points.C) == len(points.C):
         raise InputError(
-            f"{path}: --fit-below {below:g}, "
-            f"expected less than the last {x_column}, {points.C.max():g}."
+            where=path,
+            found=f"--fit-below {below:g}",
+            expected=f"less than the last {x_column}, {points.C.max():g}",
         )
 
 

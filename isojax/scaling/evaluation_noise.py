@@ -48,9 +48,10 @@ def paired_lead(
     N_a = len(counts_a[0])
     N_b = len(counts_b[0])
     if N_a != N_b or N_a < 2:
-        received = f"{N_a} validation problems are to be paired with {N_b}"
         raise InputError(
-            f"{received}; expected the same ones, at least 2. Evaluate both on one set."
+            found=f"{N_a} validation problems are to be paired with {N_b}",
+            expected="the same ones, at least 2",
+            fix="Evaluate both on one set.",
         )
 
     samples = a[0].samples

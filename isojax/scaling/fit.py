@@ -96,7 +96,7 @@ def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) 
         nothing = find_nothing_learnt(cells, metric)
         if nothing is None or not can_be_flat(cells):
             raise
-        raise InputError(f"{nothing.text}; {refusal}") from refusal
+        raise refusal.within(nothing.text) from refusal
 
 
 def fit_all_runs(
@@ -185,14 +185,18 @@ def fit_all_runs(
 def _check_options(options: FitOptions) -> None:
     if options.mode not in MODES:
         expected = ", ".join(MODES)
-        raise InputError(f"mode {options.mode!r} is not known; expected one of {expected}.")
+        raise InputError(
+            where="mode",
+            found=f"given {options.mode!r}",
+            expected=f"one of {expected}",
+        )
     replicates = options.replicates
     run_sd = options.run_sd
     is_run_sd_possible = run_sd is None or 0 <= run_sd < 1
     if not 0 <= replicates <= MAX_REPLICATES or not is_run_sd_possible:
-        problem = f"replicates = {replicates}, run_sd = {run_sd}"
         raise InputError(
-            f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1."
+            found=f"replicates = {replicates}, run_sd = {run_sd}",
+            expected=f"replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1",
         )
 
 
@@ -242,8 +246,11 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
     reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
     received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
     other_mode = ", or use the default mode, which takes every point" if mode == "paper" else ""
-    problem = f"{received} no curve ({reasons}); expected at least one cell with enough points"
-    raise InputError(f"{problem}. Evaluate more often or run longer{other_mode}.")
+    raise InputError(
+        found=f"{received} no curve ({reasons})",
+        expected="at least one cell with enough points",
+        fix=f"Evaluate more often or run longer{other_mode}.",
+    )
 
 
 class FlaggedFrontier(NamedTuple):

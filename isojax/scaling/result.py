@@ -611,7 +611,10 @@ def read_fit_file(path: Path) -> FitResult:
         content = read_file(path)
     except OSError as e:
         raise InputError(
-            f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json. {fix}"
+            where=path,
+            found=f"cannot be read: {e}",
+            expected="a sweep's folder or a fit.json",
+            fix=fix,
         ) from e
 
     # The message names the first field that is wrong.
@@ -621,7 +624,9 @@ def read_fit_file(path: Path) -> FitResult:
         first_error = e.errors(include_url=False)[0]
         location = ".".join(map(str, first_error["loc"])) or "the file"
         reason = f"{location}: {first_error['msg']}"
-        problem = f"{path} is no fit of schema version {SCHEMA_VERSION} ({reason})"
         raise InputError(
-            f"{problem}; expected what `isojax fit` of this version writes. {fix}"
+            where=path,
+            found=f"no fit of schema version {SCHEMA_VERSION} ({reason})",
+            expected="what `isojax fit` of this version writes",
+            fix=fix,
         ) from e

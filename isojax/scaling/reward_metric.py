@@ -60,9 +60,10 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
     float[..., N] in [0, 1]."""
     parsed = parse_metric(metric)
     if parsed is None:
-        received = f"metric {metric!r} is not determined by right answers"
         raise InputError(
-            f"{received}; expected {KINDS_TEXT}, or SET/ before one of them, for example best@4."
+            where="metric",
+            found=f"given {metric!r}, which is not determined by right answers",
+            expected=f"{KINDS_TEXT}, or SET/ before one of them, for example best@4",
         )
     return estimate_at_k(counts, samples, parsed.kind, parsed.k)
 
@@ -81,9 +82,12 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     if counts:
         return float(metric_per_problem(counts, point.samples, metric).mean())
 
-    problem = f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}"
     expected = _describe_metrics(point)
-    raise InputError(f"{problem}; expected one of those it has: {expected}. Ask for one of them.")
+    raise InputError(
+        found=f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}",
+        expected=f"one of those it has: {expected}",
+        fix="Ask for one of them.",
+    )
 
 
 def _describe_metrics(point: EvalPoint) -> str:
@@ -104,7 +108,9 @@ def _describe_metrics(point: EvalPoint) -> str:
 def check_reward(point: EvalPoint, metric: str, reward: float, location: str) -> None:
     """InputError where a reward is not in [0, 1]. location: the file and line, for the message."""
     if not 0 <= reward <= 1:  # also NaN
-        received = f"{location}: {metric} is {reward} at C = {point.rollouts}"
         raise InputError(
-            f"{received}; expected a number in [0, 1]. Correct it or leave the run out."
+            where=location,
+            found=f"{metric} is {reward} at C = {point.rollouts}",
+            expected="a number in [0, 1]",
+            fix="Correct it or leave the run out.",
         )

@@ -60,10 +60,11 @@ class SpendPolicy:
     def __post_init__(self) -> None:
         count = len([C for C in self.C_grid if C > 0])
         if count < MIN_EVALUATIONS:
-            problem = f"a budget of {self.total_rollouts:,} rollouts has {count} evaluations"
             fix = "Raise the budget, or lower cell.eval.start or cell.eval.ratio."
             raise InputError(
-                f"{problem}, expected at least {MIN_EVALUATIONS} to choose n by. {fix}"
+                found=f"a budget of {self.total_rollouts:,} rollouts has {count} evaluations",
+                expected=f"at least {MIN_EVALUATIONS} to choose n by",
+                fix=fix,
             )
 
     @cached_property

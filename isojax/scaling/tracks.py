@@ -48,8 +48,9 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
     metric."""
     if not runs:
         raise InputError(
-            "no run to fit; expected at least one RunRecord. "
-            "Name a sweep's folder that holds records."
+            found="no run to fit",
+            expected="at least one RunRecord",
+            fix="Name a sweep's folder that holds records.",
         )
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
 
@@ -79,9 +80,9 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
             (a, first), (b, second), *_ = sorted(source_by_size.items())
             problem_set = f"problems of the set {name!r}" if name else "validation problems"
             raise InputError(
-                f"{first} has right answers of {a} {problem_set}, {second} of {b}; "
-                "expected the same problems at every evaluation. "
-                "Correct the file or fit them separately."
+                found=f"{first} has right answers of {a} {problem_set}, {second} of {b}",
+                expected="the same problems at every evaluation",
+                fix="Correct the file or fit them separately.",
             )
 
 
@@ -95,7 +96,10 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
         run = select_points(run, _points_with_training(run, metric.removeprefix(TRAIN_PREFIX)))
     if not run.points:
         raise InputError(
-            f"{location} has no evaluation; expected at least one. Run the cell or leave it out."
+            where=location,
+            found="no evaluation",
+            expected="at least one",
+            fix="Run the cell or leave it out.",
         )
 
     locations = [location] * len(run.points)
@@ -131,11 +135,15 @@ def _check_rising(C: FloatArray, compute: str, locations: Sequence[str]) -> None
             continue
 
         before = f", after {C[i - 1]:g}" if i else ""
-        received = f"{locations[i]}: {compute} is {C[i]:g} at evaluation {i + 1}{before}"
         fix = "Correct the file or leave the run out."
         if not C.any():
             fix = "The log has none: use --compute rollouts."
-        raise InputError(f"{received}; expected values >= 0 that rise. {fix}")
+        raise InputError(
+            where=locations[i],
+            found=f"{compute} is {C[i]:g} at evaluation {i + 1}{before}",
+            expected="values >= 0 that rise",
+            fix=fix,
+        )
 
 
 def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
@@ -144,7 +152,9 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
     unit, and where device hours were not recorded."""
     if compute not in COMPUTE_UNITS:
         raise InputError(
-            f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}."
+            where="compute",
+            found=f"given {compute!r}, which is not an axis",
+            expected=f"one of {', '.join(COMPUTE_UNITS)}",
         )
     if compute == "rollouts":
         return np.array([p.rollouts for p in run.points], dtype=np.float64)
@@ -155,7 +165,10 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
         count = f"{len(run.device_hours)} of {len(run.points)} evaluations"
         fix = "Restore its timing.jsonl, or use --compute rollouts."
         raise InputError(
-            f"{run.source or run.cell.name} has device hours for {count}; expected one each. {fix}"
+            where=run.source or run.cell.name,
+            found=f"has device hours for {count}",
+            expected="one each",
+            fix=fix,
         )
     hours = np.array(run.device_hours, dtype=np.float64)
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
@@ -176,7 +189,11 @@ def require_fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
                 "`isojax spend` chose their n on the way: its answer is spend.html. "
                 "For a law, launch a sweep."
             )
-        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. {hint}")
+        raise InputError(
+            found=f"all runs have a schedule ({names})",
+            expected="some of a fixed n",
+            fix=hint,
+        )
     return fixed_runs(runs)
 
 

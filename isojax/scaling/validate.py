@@ -94,8 +94,8 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
     hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
     if not hidden_tracks:
         raise InputError(
-            "no cell has two runs: none can be hidden; "
-            "add a seed (isojax launch --resume sweep.seeds=2)."
+            found="no cell has two runs: none can be hidden",
+            fix="Add a seed (isojax launch --resume sweep.seeds=2).",
         )
 
     hidden_cells = {t.run.cell for t in hidden_tracks}
@@ -119,7 +119,8 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     n = measured_n[-1]
     if len(measured_n) < 2:
         raise InputError(
-            f"only n = {n} was run, so nothing is left without the largest n; run a second n."
+            found=f"only n = {n} was run, so nothing is left without the largest n",
+            fix="Run a second n.",
         )
 
     # Each evaluation of the hidden runs, with the frontier of the rest at its C as the prediction.
@@ -180,8 +181,8 @@ def _compare_predictions(
 
     if not rows:
         raise InputError(
-            "no hidden evaluation is of a cell with a curve without it; "
-            "evaluate more often or longer."
+            found="no hidden evaluation is of a cell with a curve without it",
+            fix="Evaluate more often or longer.",
         )
     return _summarize_errors(rows)
 

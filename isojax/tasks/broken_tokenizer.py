@@ -45,7 +45,10 @@ def refuse_broken_file(folder: Path) -> None:
                 problem = (
                     f"the tokenizer in {folder} cannot be read: {file.name} is no whole JSON ({e})"
                 )
-                raise InputError(f"{problem}, as of a file cut off. Fetch or copy it again.") from e
+                raise InputError(
+                    found=f"{problem}, as of a file cut off",
+                    fix="Fetch or copy it again.",
+                ) from e
 
 
 def _vocabulary_files(folder: Path) -> list[Path]:

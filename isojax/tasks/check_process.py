@@ -162,7 +162,9 @@ class CheckWorker:
                 log.seek(0)
                 printed = log.read().decode(errors="replace").strip().splitlines()
                 reason = ": ".join([reason, *printed[-1:]])
-                error = f"cell.verifier.use = {self._verifier}: its process did not start: {reason}"
+                error = (
+                    f"cell.verifier.use = {self._verifier}: its process did not start: {reason}."
+                )
 
         if error:
             self.stop()

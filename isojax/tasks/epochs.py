@@ -54,8 +54,11 @@ class EpochOrder(Iterator[np.ndarray]):
         """
         if B_p > num_problems:
             raise InputError(
-                f"B_p = {B_p} is more than the training set of {num_problems} problems;"
-                f" lower sweep.B_p."
+                where="B_p",
+                found=(
+                    f"given {B_p}, which is more than the training set of {num_problems} problems"
+                ),
+                fix="Lower sweep.B_p.",
             )
         self.num_problems = num_problems
         self.B_p = B_p

@@ -286,7 +286,10 @@ class Checker(AbstractContextManager["Checker"]):
 
         with self._lock:
             if not self._stop_workers.alive:
-                raise InputError("this Checker is closed; make a new one.")
+                raise InputError(
+                    found="this Checker is closed",
+                    fix="Make a new one.",
+                )
             distinct_verdicts = self._run_requests(list(request_by_key.values()))
         verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
         return [verdict_by_key[key] for key in keys]
@@ -319,8 +322,8 @@ class Checker(AbstractContextManager["Checker"]):
                 graded = weigh_scores(verdict, self._weights).verdict
                 if graded.failure == "score":
                     raise InputError(
-                        f"cell.verifier.use: problem {problem.id}, an empty response:"
-                        f" {graded.message}."
+                        where="cell.verifier.use",
+                        found=f"problem {problem.id}, an empty response: {graded.message}",
                     )
             has_failed = verdict.failure not in ("", *FINISHED_KINDS)
             if has_failed and not self._has_failed_empty and multiprocess.is_primary():
@@ -378,7 +381,8 @@ class Checker(AbstractContextManager["Checker"]):
         for verdict in returned:
             if not isinstance(verdict, Verdict):
                 raise InputError(
-                    f"cell.verifier.use = {self._config.use}: {describe_no_verdict(verdict)}."
+                    where=f"cell.verifier.use = {self._config.use}",
+                    found=describe_no_verdict(verdict),
                 )
         return returned
 

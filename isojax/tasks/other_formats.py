@@ -27,7 +27,9 @@ def refuse_other_format(path: Path) -> None:
     with open_file(path) as file:
         if file.read(len(PARQUET_START)) == PARQUET_START:
             raise InputError(
-                f"{path}: is a Parquet file, not JSON lines. Set cell.task=parquet:{path}."
+                where=path,
+                found="a Parquet file, not JSON lines",
+                fix=f"Set cell.task=parquet:{path}.",
             )
 
     # The first line that is not blank.
@@ -37,12 +39,15 @@ def refuse_other_format(path: Path) -> None:
             line_number, text = number, line
             break
 
-    expected = "expected one JSON object on each line"
+    expected = "one JSON object on each line"
     if ARRAY_OF_OBJECTS.match(text):
         rows = f"json.load({_opened(path)})"
         command = _conversion(path, "json", rows)
         raise InputError(
-            f"{path}, line {line_number}: begins a JSON array; {expected}. Convert it: {command}"
+            where=f"{path}, line {line_number}",
+            found="begins a JSON array",
+            expected=expected,
+            fix=f"Convert it: {command}",
         )
     header = _header_of_table(path, text) if line_number == 1 else []
     if header:
@@ -50,8 +55,10 @@ def refuse_other_format(path: Path) -> None:
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"
         command = _conversion(path, "csv, json", f"csv.DictReader({_opened(path)}{option})")
         raise InputError(
-            f"{path}, line {line_number}: the header of a table in CSV ({', '.join(header)});"
-            f" {expected}. Convert it: {command}"
+            where=f"{path}, line {line_number}",
+            found=f"the header of a table in CSV ({', '.join(header)})",
+            expected=expected,
+            fix=f"Convert it: {command}",
         )
 
 

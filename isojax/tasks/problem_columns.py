@@ -149,8 +149,12 @@ def _no_column_error(
 ) -> InputError:
     expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
     columns = ", ".join(row.values) or "(none)"
-    message = f"{row.location}: no {setting}: there are the columns {columns}"
-    return InputError(f"{message}; expected {expected}. Name it by cell.data.{setting}_key=COLUMN.")
+    return InputError(
+        where=row.location,
+        found=f"no {setting}: there are the columns {columns}",
+        expected=expected,
+        fix=f"Name it by cell.data.{setting}_key=COLUMN.",
+    )
 
 
 def _rivals_error(
@@ -172,8 +176,13 @@ def _rivals_error(
         num_filled = sum(_is_filled(row, name) for row in rows)
         counts.append(f"{name!r} (in {num_filled} of {len(rows)} rows)")
     return InputError(
-        f"{lacking[0].location}: the {setting} {column!r} is missing or empty{others}, and there is"
-        f" {', '.join(counts)}, which may hold something else. Fill {column!r} in or remove the"
-        f" rows, or name the column of every row by cell.data.{setting}_key=COLUMN, such as"
-        f" {rivals[0]}."
+        where=lacking[0].location,
+        found=(
+            f"the {setting} {column!r} is missing or empty{others}, and there is "
+            f"{', '.join(counts)}, which may hold something else"
+        ),
+        fix=(
+            f"Fill {column!r} in or remove the rows, or name the column of every row by "
+            f"cell.data.{setting}_key=COLUMN, such as {rivals[0]}."
+        ),
     )

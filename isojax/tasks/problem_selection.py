@@ -148,8 +148,10 @@ def _read_set(
             reply = find_reply(source)
     if reply is not None and reply != find_reply(cell.task):
         raise InputError(
-            f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not;"
-            f" expected {description} that need no other replies than those of the task."
+            found=(
+                f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not"
+            ),
+            expected=f"{description} that need no other replies than those of the task",
         )
     problems = problem_set.problems(count, np.random.default_rng([cell.data.seed, 2]))
     return drop_long_prompts(cell, task, problems, description)
@@ -185,10 +187,12 @@ def _without_validation(
     if not remaining:
         source = f", of {held_out}" if held_out else ""
         raise InputError(
-            f"all {num_overlapping} training problems of {cell.task} are among the"
-            f" {len(validation)} that validate{source}: cell.data.validation ="
-            f" {cell.data.validation} takes them all. Lower it, or name other problems by"
-            f" cell.data.held_out."
+            found=(
+                f"all {num_overlapping} training problems of {cell.task} are among the "
+                f"{len(validation)} that validate{source}: cell.data.validation = "
+                f"{cell.data.validation} takes them all"
+            ),
+            fix="Lower it, or name other problems by cell.data.held_out.",
         )
     note = (
         f"{num_overlapping} training problems are also in the validation set: they are not trained"
@@ -203,7 +207,9 @@ def _largest_part_validation(cell: CellConfig, held_out: str | None) -> str:
     mixture = cell.data.mixture or {}
     if not cell.task.startswith("tfds:") or "#" in cell.task:
         raise InputError(
-            f"cell.data.mixture needs cell.task=tfds:FOLDER, without a split; given {cell.task}."
+            where="cell.data.mixture",
+            found=f"given with cell.task = {cell.task}",
+            expected="cell.task=tfds:FOLDER, without a split",
         )
     if held_out:
         return held_out
@@ -216,8 +222,9 @@ def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProbl
     left out; InputError where there are no training problems at all."""
     if not training:
         raise InputError(
-            f"no training problem is left of {cell.task}; widen cell.data.difficulty or take"
-            f" another set."
+            where=f"cell.task = {cell.task}",
+            found="no training problem is left",
+            fix="Widen cell.data.difficulty, or take another set.",
         )
 
     size = cell.data.size
@@ -253,9 +260,12 @@ def drop_long_prompts(
     if not fitting:
         needed = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
         raise InputError(
-            f"{description}: none of {len(problems)} prompts has at most {limit}:"
-            f" the shortest has {min(lengths)}, 99% have at most {needed},"
-            f" the longest has {max(lengths)}; raise it."
+            where=description,
+            found=(
+                f"none of {len(problems)} prompts has at most {limit}: the shortest has "
+                f"{min(lengths)}, 99% have at most {needed}, the longest has {max(lengths)}"
+            ),
+            fix="Raise it.",
         )
 
     num_dropped = len(problems) - len(fitting)
@@ -304,8 +314,12 @@ def split_by_difficulty(
                 f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {difficulty}"
             )
             fix = "widen cell.data.difficulty"
-        need = f"cell.data.validation={data.validation} needs at least {min_problems}"
-        raise InputError(f"{shortage}; {need}: {fix}, or raise cell.data.candidates.")
+        raise InputError(
+            where=f"cell.data.validation = {data.validation}",
+            found=shortage,
+            expected=f"at least {min_problems}",
+            fix=f"{fix[0].upper()}{fix[1:]}, or raise cell.data.candidates.",
+        )
 
     order = np.random.default_rng([data.seed, 1]).permutation(len(eligible))
     training = [eligible[i] for i in order[data.validation :]]
@@ -345,7 +359,8 @@ def mix_parts(
             other_part = part_of_problem.setdefault(problem.id, part)
             if other_part != part:
                 raise InputError(
-                    f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}."
+                    where="cell.data.mixture",
+                    found=f"problem {problem.id} is in {other_part} and in {part}",
                 )
 
     mixture: list[Problem] = []
@@ -376,8 +391,9 @@ def mixture_counts(
         counts = _largest_remainder_counts(total, exact_shares)
     if not all(counts.values()):
         raise InputError(
-            f"cell.data.mixture: a mixture of {total} problems gives {counts};"
-            f" raise cell.data.size."
+            where="cell.data.mixture",
+            found=f"a mixture of {total} problems gives {counts}",
+            fix="Raise cell.data.size.",
         )
     return counts
 
@@ -431,9 +447,11 @@ def require_settings(
     unset = [f"{key}={value}" for key, value in suggestions.items() if key not in set_keys]
     missing = " and ".join(key for key in required if key not in set_keys)
     raise InputError(
-        f"{missing} must be set for cell.task = {cell.task}, which is in text. For this model and"
-        f" these problems, begin with: {' '.join(unset)} (of {len(lengths)} prompts 99% have at"
-        f" most {held_length} tokens, the longest {max(lengths)}; those longer than prompt_length"
-        f" are dropped; short answers need a smaller response_length; `isojax lr-search` finds the"
-        f" learning rate)."
+        found=f"{missing} must be set for cell.task = {cell.task}, which is in text",
+        fix=(
+            f"For this model and these problems, begin with: {' '.join(unset)} (of "
+            f"{len(lengths)} prompts 99% have at most {held_length} tokens, the longest "
+            f"{max(lengths)}; those longer than prompt_length are dropped; short answers need "
+            "a smaller response_length; `isojax lr-search` finds the learning rate)."
+        ),
     )

@@ -81,7 +81,9 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
     all_rows = list(rows)
     if not all_rows:
         raise InputError(
-            f"{source} holds no problem; expected at least one row with a prompt and an answer."
+            where=source,
+            found="no problem",
+            expected="at least one row with a prompt and an answer",
         )
 
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
@@ -155,8 +157,12 @@ def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
         messages = parse_messages(text)
     except ValueError as e:
         raise InputError(
-            f"{row.location}: {column!r} is {e}: {text[:80]!r}. Write the list itself in the row,"
-            f" with a role and a content for each message, or the text alone."
+            where=row.location,
+            found=f"{column!r} is {e}: {text[:80]!r}",
+            fix=(
+                "Write the list itself in the row, with a role and a content for each "
+                "message, or the text alone."
+            ),
         ) from e
     if messages is not None:
         _note_once(
@@ -176,8 +182,11 @@ def _read_conversation(
         role = fields.get("role")
         content = fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            received = f"{row.location}: {column!r} holds {str(message)[:80]!r}"
-            raise InputError(f"{received}, expected text or a list of {{role, content}}.")
+            raise InputError(
+                where=row.location,
+                found=f"{column!r} holds {str(message)[:80]!r}",
+                expected="text or a list of {role, content}",
+            )
         if role == "user":
             content = _value_as_text(content, row, f"content of {column}")
         turns.append({"role": role, "content": content})
@@ -185,8 +194,9 @@ def _read_conversation(
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
         raise InputError(
-            f"{row.location}: the conversation in {column!r} ends with {last}, expected the role"
-            f" user."
+            where=row.location,
+            found=f"the conversation in {column!r} ends with {last}",
+            expected="the role user",
         )
     return tuple(turns)
 
@@ -203,17 +213,29 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     location = f"{row.location}: {column!r}"
     fix = "Correct the row or remove it."
     if is_blank(value):
-        raise InputError(f"{location} is missing or empty, expected text or a number. {fix}")
+        raise InputError(
+            where=location,
+            found="missing or empty",
+            expected="text or a number",
+            fix=fix,
+        )
     if isinstance(value, bool):
         fix = f'Write it as text, in every row that has one: "{str(value).lower()}".'
     if not isinstance(value, str):
         received = f"{str(value)[:80]!r} ({type(value).__name__})"
-        raise InputError(f"{location} is {received}, expected text or a number. {fix}")
+        raise InputError(
+            where=location,
+            found=f"given {received}",
+            expected="text or a number",
+            fix=fix,
+        )
     try:
         value.encode()
     except UnicodeEncodeError as e:
         raise InputError(
-            f"{location} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}"
+            where=location,
+            found=f"holds half a surrogate pair ({value[e.start]!r}), which is no text",
+            fix=fix,
         ) from e
     return value
 
@@ -293,12 +315,17 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
             raise InputError(
-                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once."
+                where=f"cell.task: {task}",
+                found=f"given {assignment!r}",
+                expected="key=value with every key once",
             )
 
         try:
             settings[key] = to_plain_json(yaml.safe_load(check_yaml(value, aliases=False)))
         except YAML_ERRORS as e:
             problem = f"the value of {assignment[:200]!r} is not YAML ({first_line(e)})"
-            raise InputError(f"cell.task: {task}: {problem}.") from e
+            raise InputError(
+                where="cell.task",
+                found=f"{task}: {problem}",
+            ) from e
     return settings

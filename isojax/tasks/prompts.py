@@ -66,8 +66,11 @@ class PromptWriter:
         for problem in problems:
             length = len(problem.messages)
             if length > 1:
-                conversation = f"problem {problem.id} is a conversation of {length} messages"
-                raise InputError(f"{conversation}; set cell.prompt.format=chat.")
+                raise InputError(
+                    where=f"problem {problem.id}",
+                    found=f"a conversation of {length} messages",
+                    fix="Set cell.prompt.format=chat.",
+                )
         return [self._fill_template(problem) for problem in problems]
 
     def tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
@@ -95,8 +98,11 @@ class PromptWriter:
         if without_row:
             names = ", ".join(self._beyond[token] for token in sorted(without_row))
             raise InputError(
-                f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the"
-                f" model's vocabulary, so that no row of the embedding is its own. {RESIZE_FIX}."
+                found=(
+                    f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond "
+                    "the model's vocabulary, so that no row of the embedding is its own"
+                ),
+                fix=f"{RESIZE_FIX}.",
             )
 
     def decode(self, ids_of_texts: Sequence[list[int]]) -> list[str]:
@@ -129,7 +135,10 @@ class PromptWriter:
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
                 two_prompts = f"problem {problem.id} has a system message of its own"
-                raise InputError(f"{two_prompts}, and cell.prompt.system is set; remove one.")
+                raise InputError(
+                    found=f"{two_prompts}, and cell.prompt.system is set",
+                    fix="Remove one.",
+                )
             messages.insert(0, {"role": "system", "content": self._without_bos(self.prompt.system)})
         user_text = self._without_bos(self._fill_template(problem))
         return [*messages, {"role": "user", "content": user_text}]
@@ -145,9 +154,10 @@ class PromptWriter:
         # At most so many characters, before they are put together.
         size = len(template) + template.count("{prompt}") * len(text)
         if size > MAX_PROMPT_CHARACTERS:
-            problem_text = f"problem {problem.id} in cell.prompt.template takes {size:,} characters"
             raise InputError(
-                f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it."
+                found=f"problem {problem.id} in cell.prompt.template takes {size:,} characters",
+                expected=f"at most {MAX_PROMPT_CHARACTERS:,}",
+                fix="Shorten or remove it.",
             )
         return template.replace("{prompt}", text)
 

@@ -123,7 +123,11 @@ def _check_by_verifier(
         f"{count} can be matched by no response, as cell.verifier.use = {use} judges: {examples}."
     )
     if refuse and is_too_many:
-        raise InputError(f"{message} {remedy}")
+        raise InputError(
+            where=f"cell.verifier.use = {use}",
+            found=f"{count} can be matched by no response: {examples}",
+            fix=remedy,
+        )
     warn(f"{message} Their rewards stay 0. {remedy}")
 
 

@@ -57,7 +57,8 @@ def check_prompts_differ(
 
     if count == 1 and usual_rivals and configured_name is None:
         raise InputError(
-            f"{message}. To keep this one prompt, set cell.data.prompt_key={prompt_column}."
+            found=message,
+            fix=f"To keep this one prompt, set cell.data.prompt_key={prompt_column}.",
         )
     if configured_name is None or count == 1:
         _warn_once(f"{message}.")

@@ -93,8 +93,9 @@ class TextTask:
         sampling = cell.sampling
         if model.path is None:
             raise InputError(
-                "cell.model.path is not set;"
-                " give a folder such as `isojax model import smollm2` writes."
+                where="cell.model.path",
+                found="not set",
+                fix="Give a folder such as `isojax model import smollm2` writes.",
             )
         self.folder = Path(model.path)
         self.warnings: list[str] = []  # doubts to show before anything is sampled, a line each
@@ -104,8 +105,11 @@ class TextTask:
         self.tokenizer = load_tokenizer(self.folder, self.warnings)
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
-            problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
-            raise InputError(f"{problem}; set cell.model.vocab.")
+            raise InputError(
+                where=f"{self.folder}/config.json",
+                found=f"no whole number vocab_size ({vocab!r})",
+                fix="Set cell.model.vocab.",
+            )
         self.vocab = vocab
         self.problems = source.problems
         self.prompt = cell.prompt
@@ -126,8 +130,10 @@ class TextTask:
         if reply_check is not None:
             if sampling.interrupt is not None:
                 raise InputError(
-                    "cell.sampling.interrupt and a task of turns exclude each other;"
-                    " leave the first out."
+                    where="cell.sampling.interrupt",
+                    found="given with a task of turns",
+                    expected="one of the two",
+                    fix="Leave cell.sampling.interrupt out.",
                 )
             self.stops = replace(self.stops, host_replies=True)
             is_chat = cell.prompt.format == "chat"
@@ -167,9 +173,12 @@ class TextTask:
         outside_vocab = sorted(token for token in end_ids if token >= self.vocab)
         if outside_vocab:
             raise InputError(
-                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary"
-                f" of {self.vocab}. {RESIZE_FIX}, or correct eos_token_id in"
-                f" generation_config.json."
+                where=self.folder,
+                found=(
+                    f"the end tokens {outside_vocab} are outside the model's vocabulary of "
+                    f"{self.vocab}"
+                ),
+                fix=f"{RESIZE_FIX}, or correct eos_token_id in generation_config.json.",
             )
 
         # By the chat template.
@@ -180,7 +189,9 @@ class TextTask:
         strings += turn_end.strings
         if not end_ids and not strings:
             raise InputError(
-                f"{self.folder}: no file of the model names an end token; give cell.prompt.stop."
+                where=self.folder,
+                found="no file of the model names an end token",
+                fix="Give cell.prompt.stop.",
             )
 
         if self.prompt.format == "raw":
@@ -195,8 +206,11 @@ class TextTask:
         template that the tokenizer does not have."""
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
-            template = f"cell.prompt.template = {prompt.template!r}"
-            raise InputError(f"{template} has no place for the problem; write {{prompt}} there.")
+            raise InputError(
+                where=f"cell.prompt.template = {prompt.template!r}",
+                found="no place for the problem",
+                fix="Write {prompt} there.",
+            )
 
         if prompt.format == "chat":
             template: Any = self.tokenizer.chat_template
@@ -205,8 +219,9 @@ class TextTask:
                 if template:
                     lack += f" named default, only {', '.join(template)}"
                 raise InputError(
-                    f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add"
-                    f" one."
+                    where=f"the tokenizer in {self.folder}",
+                    found=f"has {lack}",
+                    fix="Set cell.prompt.format=raw, or add one.",
                 )
             if isinstance(template, str):
                 warning = check_template_files(self.folder, template)
@@ -217,8 +232,9 @@ class TextTask:
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
                 raise InputError(
-                    f"cell.prompt.{name} = {setting!r} is part of a chat;"
-                    f" set cell.prompt.format=chat."
+                    where=f"cell.prompt.{name}",
+                    found=f"given {setting!r}, which is part of a chat",
+                    fix="Set cell.prompt.format=chat.",
                 )
 
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
@@ -241,9 +257,12 @@ class TextTask:
         ids = self._writer.tokenize(["1"])[0]
         if ids and ids[-1] in end_ids:
             raise InputError(
-                f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]});"
-                f" set add_eos_token to false in tokenizer_config.json, or take it out of"
-                f" tokenizer.json."
+                where=f"the tokenizer in {self.folder}",
+                found=f"ends every text with its end token ({ids[-1]})",
+                fix=(
+                    "Set add_eos_token to false in tokenizer_config.json, or take it out of "
+                    "tokenizer.json."
+                ),
             )
         warning = check_raw_template(self._writer, end_ids, self.prompt.stop)
         if warning:
@@ -259,20 +278,25 @@ class TextTask:
             (unless_tokens,) = self._writer.tokenize([interrupt.unless], special=False)
             if len(unless_tokens) != 1:
                 raise InputError(
-                    f"cell.sampling.interrupt.unless = {interrupt.unless!r} is"
-                    f" {len(unless_tokens)} tokens, expected one."
+                    where="cell.sampling.interrupt.unless",
+                    found=f"given {interrupt.unless!r}, which is {len(unless_tokens)} tokens",
+                    expected="one",
                 )
             unless_token = unless_tokens[0]
 
         if interrupt.after + len(tokens) >= T:
             raise InputError(
-                f"cell.sampling.interrupt: after {interrupt.after} tokens the text takes"
-                f" {len(tokens)} more, expected fewer than response_length = {T} in all."
+                where="cell.sampling.interrupt",
+                found=f"after {interrupt.after} tokens the text takes {len(tokens)} more",
+                expected=f"fewer than response_length = {T} in all",
             )
         has_end_token = not set(tokens).isdisjoint(self.stops.tokens)
         if has_end_token or any(stop in interrupt.text for stop in self.prompt.stop):
             problem = f"{interrupt.text!r} holds an end token or a string of cell.prompt.stop"
-            raise InputError(f"cell.sampling.interrupt.text = {problem}.")
+            raise InputError(
+                where="cell.sampling.interrupt.text",
+                found=f"given {problem}",
+            )
         return Interruption(interrupt.after, tuple(tokens), unless_token)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
@@ -288,9 +312,10 @@ class TextTask:
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
             if not 0 < len(ids) <= prompt_length:
                 raise InputError(
-                    f"the prompt of problem {problem.id} takes {len(ids)} tokens,"
-                    f" expected 1 to {prompt_length}: {problem.prompt[:80]!r}."
-                    f" Raise cell.sampling.prompt_length, or leave the problem out."
+                    where=f"the prompt of problem {problem.id}",
+                    found=f"takes {len(ids)} tokens",
+                    expected=f"1 to {prompt_length}: {problem.prompt[:80]!r}",
+                    fix="Raise cell.sampling.prompt_length, or leave the problem out.",
                 )
             row[: len(ids)] = ids
 
@@ -315,8 +340,9 @@ class TextTask:
         markup = find_markup(self._writer)
         if markup is None:
             raise InputError(
-                f"the chat template in {self.folder} leaves out earlier messages of the assistant;"
-                f" a task of turns needs them. Set cell.prompt.format=raw, or another template."
+                where=f"the chat template in {self.folder}",
+                found="leaves out earlier messages of the assistant; a task of turns needs them",
+                fix="Set cell.prompt.format=raw, or another template.",
             )
         return ReplyMarkup(markup.before, markup.after)
 
@@ -500,8 +526,9 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     ):
         if value is not None:
             raise InputError(
-                f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on"
-                f" device; leave it out, or set a text task, such as jsonl:FILE."
+                where=f"cell.{key}",
+                found=f"set and cell.task = {cell.task} writes no text and verifies on device",
+                fix="Leave it out, or set a text task, such as jsonl:FILE.",
             )
     if device_task.stops.reply is not None:
         check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)

@@ -61,12 +61,15 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
     """
     if not folder.is_dir():
         raise InputError(
-            f"cell.model.path: no such folder: {folder}; expected one of a model's files."
+            where="cell.model.path",
+            found=f"no such folder: {folder}",
+            expected="one of a model's files",
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"cell.model.path: {folder} has no tokenizer;"
-            f" expected one of {', '.join(TOKENIZER_FILES)}."
+            where="cell.model.path",
+            found=f"{folder} has no tokenizer",
+            expected=f"one of {', '.join(TOKENIZER_FILES)}",
         )
     refuse_pointers(folder)
     from transformers import LlamaTokenizer
@@ -92,8 +95,9 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
     if not isinstance(tokenizer.model_max_length, int | float):
         received = type(tokenizer.model_max_length).__name__
         raise InputError(
-            f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a"
-            f" number."
+            where=folder / "tokenizer_config.json",
+            found=f"model_max_length is a {received}",
+            expected="a number",
         )
     if not has_tokenizer_json:
         _check_sentencepiece(folder, tokenizer)
@@ -127,8 +131,11 @@ def readable(folder: Path) -> Iterator[None]:
     except BaseException as e:
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         refuse_broken_file(folder)
-        problem = f"the tokenizer in {folder} cannot be read: {reason.rstrip('.')}"
-        raise InputError(f"{problem}. Copy its files again.") from e
+        raise InputError(
+            where=f"the tokenizer in {folder}",
+            found=f"cannot be read: {reason.rstrip('.')}",
+            fix="Copy its files again.",
+        ) from e
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -143,9 +150,12 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
         raise InputError(
-            f"{file}: transformers reads {PROBE_TEXT!r} as {tokenizer_pieces}, differently than"
-            f" sentencepiece does ({expected_pieces}); add a tokenizer.json, or the right"
-            f" tokenizer_class."
+            where=file,
+            found=(
+                f"transformers reads {PROBE_TEXT!r} as {tokenizer_pieces}, differently than "
+                f"sentencepiece does ({expected_pieces})"
+            ),
+            fix="Add a tokenizer.json, or the right tokenizer_class.",
         )
 
 
@@ -161,9 +171,12 @@ def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> d
     ordinary_tokens = beyond.keys() - tokenizer.added_tokens_decoder.keys()
     if ordinary_tokens:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} has ids up to {max(beyond)}, the model's"
-            f" vocabulary has {vocab} rows. Copy the tokenizer that belongs to the model, or the"
-            f" model that belongs to the tokenizer."
+            where=f"the tokenizer in {tokenizer.name_or_path}",
+            found=f"has ids up to {max(beyond)}, the model's vocabulary has {vocab} rows",
+            fix=(
+                "Copy the tokenizer that belongs to the model, or the model that belongs to "
+                "the tokenizer."
+            ),
         )
     return beyond
 
@@ -179,7 +192,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
     if not id_of_token:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again."
+            where=f"the tokenizer in {tokenizer.name_or_path}",
+            found="no tokens",
+            fix="Copy its files again.",
         )
     to_bytes = _byte_alphabet() if _is_byte_level(tokenizer) else _sentencepiece_bytes
 
@@ -236,8 +251,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         if any(step["type"] == "Metaspace" or step.get("pattern") == space for step in decoders):
             return False
     raise InputError(
-        f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece"
-        f" one."
+        where=f"the tokenizer in {tokenizer.name_or_path}",
+        found="neither byte-level BPE nor a sentencepiece one",
     )
 
 
@@ -264,13 +279,16 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
         raise InputError(
-            f"cell.prompt.stop = {list(strings)}: expected strings of one character or more."
+            where=f"cell.prompt.stop = {list(strings)}",
+            expected="strings of one character or more",
         )
     size = sum(map(len, stops))
     if size > MAX_STOP_BYTES:
         raise InputError(
-            f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten"
-            f" them."
+            where="cell.prompt.stop",
+            found=f"{size:,} bytes in all",
+            expected=f"at most {MAX_STOP_BYTES}",
+            fix="Shorten them.",
         )
 
     # The states: all incomplete beginnings of stop strings, the empty one first.
@@ -346,9 +364,9 @@ def render_chats(
             printed = completed.stderr.strip()[-200:]
             problem = f"its process ended with {completed.returncode} ({printed})"
         raise InputError(
-            f"the chat template in {tokenizer.name_or_path} refuses the conversation"
-            f" {conversations[len(texts)]}: {problem}. It may need to go without"
-            f" cell.prompt.system."
+            where=f"the chat template in {tokenizer.name_or_path}",
+            found=f"refuses the conversation {conversations[len(texts)]}: {problem}",
+            fix="It may need to go without cell.prompt.system.",
         )
     return texts
 

@@ -69,7 +69,8 @@ def find_reply(task: str) -> str | None:
         inspect.signature(reply).bind(None, [])
     except TypeError as e:
         raise InputError(
-            f"cell.task = {name}: its reply takes other arguments ({e}); {EXPECTED_REPLY}."
+            where=f"cell.task = {name}",
+            found=f"its reply takes other arguments ({e}); {EXPECTED_REPLY}",
         ) from e
     return f"{__name__}:{name}"
 
@@ -110,6 +111,7 @@ def check_device_reply(task: str, reply: Callable[..., Any], response_length: in
         problem = f"{type(e).__name__}: {first_line.rstrip('.')}"
     if problem:
         raise InputError(
-            f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a"
-            f" value."
+            where=f"cell.task = {task}",
+            found=f"its reply: {problem}",
+            expected=f"{expected}, with no `if` on a value",
         )

@@ -76,8 +76,9 @@ class BasePolicy:
 
 def _unreadable(folder: Path, error: Exception) -> InputError:
     return InputError(
-        f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made "
-        "again."
+        where=f"the base policy in {folder}",
+        found=f"cannot be read ({error!r})",
+        fix="Remove the folder: it is made again.",
     )
 
 
@@ -87,7 +88,9 @@ def _damaged(folder: Path, name: str) -> InputError:
         "of it"
     )
     return InputError(
-        f"{problem}; or remove {folder}, which is made again, and the cells that began from it."
+        found=(
+            f"{problem}; or remove {folder}, which is made again, and the cells that began from it"
+        ),
     )
 
 
@@ -238,7 +241,9 @@ def read_labels(
     if lines and lines[0] != json.dumps({"key": label_key}).encode():
         if not replaces_others:
             raise InputError(
-                f"{path} holds labels of other settings or problems than {label_key}; remove it."
+                where=path,
+                found=f"holds labels of other settings or problems than {label_key}",
+                fix="Remove it.",
             )
         warn(f"the labels in {path} are of other settings or problems; they are made again")
         path.unlink()
@@ -254,11 +259,18 @@ def read_labels(
             if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
                 raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            fix = "remove the file, and the problems are labelled again"
-            raise InputError(f"{path}, line {line_number} is no label ({e!r}); {fix}.") from e
+            raise InputError(
+                where=f"{path}, line {line_number}",
+                found=f"no label ({e!r})",
+                fix="Remove the file, and the problems are labelled again.",
+            ) from e
         if stored_attempts != attempts:
-            labelled = f"{path}, line {line_number}: labelled by avg@{stored_attempts}"
-            raise InputError(f"{labelled}, expected avg@{attempts}; remove it.")
+            raise InputError(
+                where=f"{path}, line {line_number}",
+                found=f"labelled by avg@{stored_attempts}",
+                expected=f"avg@{attempts}",
+                fix="Remove it.",
+            )
         solved_by_id[problem_id] = solved
     return solved_by_id
 
@@ -359,7 +371,8 @@ def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint:
         source_cell = load_config(str(source.parent / "config.yaml")).cell
         if source_cell.model_copy(update={"rl": cell.rl, "eval": cell.eval}) != cell:
             raise InputError(
-                f"{source} has other settings of cell.*, not only of cell.rl and cell.eval."
+                where=source,
+                found="has other settings of cell.*, not only of cell.rl and cell.eval",
             )
         load_base_policy(source, cell, fingerprint)
         # else other labels
@@ -398,9 +411,13 @@ def load_base_policy(
         raise _unreadable(folder, e) from e
     if stored_fingerprint != fingerprint:
         raise InputError(
-            f"cell.model.path: {cell.model.path} is not the checkpoint that {folder} was made with "
-            f"(fingerprint {fingerprint!r}, expected {stored_fingerprint!r}); put that one back, "
-            "or choose another name=NAME for a new run."
+            where="cell.model.path",
+            found=(
+                f"{cell.model.path} is not the checkpoint that {folder} was made with "
+                f"(fingerprint {fingerprint!r}"
+            ),
+            expected=f"{stored_fingerprint!r})",
+            fix="Put that one back, or choose another name=NAME for a new run.",
         )
     if text_files is not None and about.get("text_files", text_files) != text_files:
         changed = (
@@ -408,8 +425,8 @@ def load_base_policy(
             f"{cell.model.path} changed"
         )
         raise InputError(
-            f"{changed} since {folder} was made; put the old files back, or choose another "
-            "name=NAME."
+            found=f"{changed} since {folder} was made",
+            fix="Put the old files back, or choose another name=NAME.",
         )
     training = problems_by_split["training"]
     validation = problems_by_split["validation"]

@@ -253,7 +253,11 @@ def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
         state, _ = _read_arrays(folder.absolute() / str(M), "state", {"params": template})
     except CorruptCheckpoint as e:
         fix = "Move that folder away to take the one before it"
-        raise InputError(f"the checkpoint {folder / str(M)} is damaged ({e}). {fix}.") from e
+        raise InputError(
+            where=f"the checkpoint {folder / str(M)}",
+            found=f"damaged ({e})",
+            fix=f"{fix}.",
+        ) from e
     return state["params"], M
 
 

@@ -235,11 +235,14 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
     """The decoder that a sweep trains; InputError where its vocabulary is smaller than the
     task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
-        problem = (
-            f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of "
-            f"{cell.task}"
+        raise InputError(
+            where="cell.model.vocab",
+            found=(
+                f"given {cell.model.vocab}, which is less than the {task_vocab} tokens of "
+                f"{cell.task}"
+            ),
+            fix="Leave it out, or raise it.",
         )
-        raise InputError(f"{problem}; leave it out, or raise it.")
     decoder = Decoder(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)
     attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"

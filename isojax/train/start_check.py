@@ -86,14 +86,17 @@ def refuse_nonfinite(
     cause = f"the weight {weight} is not finite: put in a checkpoint whose weights are numbers"
     if weight is None:
         cause = (
-            "its weights are finite, so numbers overflow in between: "
+            f"its weights are finite, so numbers overflow in between: "
             f"{_overflow_fix(decoder, params)}"
         )
     problem = (
-        f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first "
-        f"{total:,} responses"
+        f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its "
+        f"first {total:,} responses"
     )
-    raise DeadStart(f"{problem}; {cause}. Nothing was trained ({PAGE}#nan-or-inf).")
+    raise DeadStart(
+        found=f"{problem}; {cause}",
+        fix=f"Nothing was trained ({PAGE}#nan-or-inf).",
+    )
 
 
 def _overflow_fix(decoder: Decoder, params: Params) -> str:
@@ -152,12 +155,14 @@ def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: Cel
     impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
     if impossible.size:
         given = (
-            f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as "
-            f"{impossible[0]:g}"
+            f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such "
+            f"as {impossible[0]:g}"
         )
-        expected = "its verify must give numbers from 0 to 1"
         raise DeadStart(
-            f"cell.task = {cell.task}: {expected}; {given}. Correct it. Nothing was trained."
+            where=f"cell.task = {cell.task}",
+            found=given,
+            expected="its verify to give numbers from 0 to 1",
+            fix="Correct it. Nothing was trained.",
         )
 
 
@@ -176,10 +181,15 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
         "score": "Let its scores lie between 0 and 1",
     }.get(kind, "Correct it")
     raise DeadStart(
-        f"cell.verifier.use = {_verifier_text(cell)}: none of its first {total:,} checks ended "
-        f"with a verdict ({_count_by_kind(counts.failed_checks)}), and each counts as reward 0. "
-        f"{first}{fix}, and repeat the command, of a run with --resume. Nothing was trained "
-        f"({PAGE}#checks-fail)."
+        where=f"cell.verifier.use = {_verifier_text(cell)}",
+        found=(
+            f"none of its first {total:,} checks ended with a verdict "
+            f"({_count_by_kind(counts.failed_checks)}), and each counts as reward 0"
+        ),
+        fix=(
+            f"{first}{fix}, and repeat the command, of a run with --resume. Nothing was "
+            f"trained ({PAGE}#checks-fail)."
+        ),
     )
 
 
@@ -193,9 +203,12 @@ def refuse_failed_replies(
         (f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), ""
     )
     raise DeadStart(
-        f"cell.task = {cell.task}: its reply failed at each of {counts.replies:,} turns. "
-        f"{first}Correct it, and repeat the command, of a run with --resume. Nothing was trained "
-        f"({PAGE}#checks-fail)."
+        where=f"cell.task = {cell.task}",
+        found=f"its reply failed at each of {counts.replies:,} turns",
+        fix=(
+            f"{first}Correct it, and repeat the command, of a run with --resume. Nothing was "
+            f"trained ({PAGE}#checks-fail)."
+        ),
     )
 
 

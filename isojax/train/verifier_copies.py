@@ -47,7 +47,10 @@ def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> Non
         fix = (
             f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new sweep"
         )
-        raise InputError(f"{problem} (diff {copy} {file}); {reason}. {fix}.")
+        raise InputError(
+            found=f"{problem} (diff {copy} {file}); {reason}",
+            fix=f"{fix}.",
+        )
 
 
 def _copies(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks.model_logprobs import compute, read_sequences
-from isojax.core.errors import InputError
 from tests.models.test_families import MOST, REFERENCES
+from tests.refusals import refused
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_logprobs.py"
 
@@ -80,25 +80,20 @@ TOKENS = np.array([[5, 6, -1], [7, 8, 9]])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given",
     [
-        ({"input_ids": TOKENS}, "lengths"),
-        ({"input_ids": TOKENS * 1.0, "lengths": [2, 3]}, r"input_ids float64\[2, 3\]"),
-        (
-            {"input_ids": TOKENS, "lengths": [2]},
-            r"lengths int64\[1\]; expected integers \[b, t\] and \[b\]",
-        ),
-        ({"input_ids": TOKENS, "lengths": [0, 3]}, "lengths from 0 to 3; expected 1 to 3"),
-        ({"input_ids": TOKENS, "lengths": [2, 4]}, "lengths from 2 to 4; expected 1 to 3"),
-        ({"input_ids": TOKENS, "lengths": [3, 3]}, "from -1 to 9; expected 0 to 9"),
-        ({"input_ids": TOKENS + 1, "lengths": [2, 3]}, "from 6 to 10; expected 0 to 9"),
+        {"input_ids": TOKENS},
+        {"input_ids": TOKENS * 1.0, "lengths": [2, 3]},
+        {"input_ids": TOKENS, "lengths": [2]},
+        {"input_ids": TOKENS, "lengths": [0, 3]},
+        {"input_ids": TOKENS, "lengths": [2, 4]},
+        {"input_ids": TOKENS, "lengths": [3, 3]},
+        {"input_ids": TOKENS + 1, "lengths": [2, 3]},
     ],
 )
-def test_tokens_that_cannot_be_used_are_refused(
-    given: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_tokens_that_cannot_be_used_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
     np.savez(tmp_path / "tokens.npz", **given)
-    with pytest.raises(InputError, match=said):
+    with refused():
         read_sequences(tmp_path / "tokens.npz", vocab=10)
 
 

@@ -18,6 +18,7 @@ from isojax.core.config import Config, config_hash, load_config, save_config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.runs.ledger import Ledger, write_run
+from tests.refusals import record
 from tests.scaling.documents import document
 from tests.scaling.synthetic import world
 
@@ -108,8 +109,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
 
 
 def error_of(outcome: Outcome) -> str:
-    """The one message of a refused command."""
+    """The one message of a refused command, which tests/messages.txt has as well."""
     code, out, err = outcome
     assert code == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1, err
+    record(err.removeprefix("error: "))
     return err

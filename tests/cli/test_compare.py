@@ -91,13 +91,13 @@ def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> N
     [
         (["a"], "only a is given; expected two sweeps or more"),
         (["a", "none"], "there is no none; expected a sweep's folder"),
-        (["a", "b", "--labels", "x"], "--labels 'x' has 1 names; expected 2"),
-        (["a", "b", "--labels", "x,"], "--labels 'x,' has 2 names"),
+        (["a", "b", "--labels", "x"], "--labels: given 'x', which has 1 names; expected 2"),
+        (["a", "b", "--labels", "x,"], "--labels: given 'x,', which has 2 names"),
         (["a", "b", "--labels", "x,x"], "two runs are called 'x'"),
-        (["a", "b/fit.json", "--metric", "best@4"], "a is no sweep's folder"),
-        (["a/fit.json", "b", "--metric", "best@4"], "a/fit.json is a fit of avg@4, not of best@4"),
+        (["a", "b/fit.json", "--metric", "best@4"], "a: no sweep's folder"),
+        (["a/fit.json", "b", "--metric", "best@4"], "a fit of avg@4, not of best@4"),
         (["a", "b", "--out", "x.gif"], "expected a file named .png or .pdf"),
-        (["a", "b", "--out", "kept.png"], "kept.png exists already and is kept"),
+        (["a", "b", "--out", "kept.png"], "kept.png: exists already and is kept"),
     ],
 )
 def test_refusals_are_one_line_and_exit_code_2(

@@ -51,7 +51,7 @@ def test_fit_refuses_an_unknown_metric_and_warns_of_a_torn_line(
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"{broken\n", *lines[2:]]))
     before = (folder / "fit.json").read_bytes()
-    assert "line 2 is broken" in error_of(isojax("fit", str(folder)))
+    assert "line 2: broken" in error_of(isojax("fit", str(folder)))
     assert (folder / "fit.json").read_bytes() == before
 
 

@@ -237,7 +237,7 @@ def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_pa
         )
     (tmp_path / "my_format.py").write_text(FORMAT + "def read(path):\n    return None\n")
     (tmp_path / "my_empty.py").write_text(FORMAT + "def read(path):\n    return None\n")
-    assert "the format my_empty found no run in a.log" in error_of(isojax(*words, "my_empty"))
+    assert "a.log: the format my_empty found no run" in error_of(isojax(*words, "my_empty"))
 
 
 def test_a_place_that_is_not_open_to_us_is_one_message(
@@ -382,7 +382,7 @@ def test_spend_refuses_or_names_settings_of_a_sweep_without_effect(
 
 
 @pytest.mark.parametrize(
-    ("budget", "words"), [("abc", "given 'abc', expected"), ("5usd", "is money"), ("0h", "'0h'")]
+    ("budget", "words"), [("abc", "given 'abc'; expected"), ("5usd", "is money"), ("0h", "'0h'")]
 )
 def test_a_budget_that_is_none_is_refused_on_resume_too(
     isojax: Isojax, calls: list[tuple[Any, ...]], budget: str, words: str

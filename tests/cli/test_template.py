@@ -29,7 +29,7 @@ def test_a_file_that_is_there_is_kept(isojax: Isojax) -> None:
     Path("launch").mkdir()
     Path("launch/slurm.sh").write_text("mine")
     code, out, err = isojax("template", "slurm.sh")
-    assert (code, out) == (2, "") and "error: launch/slurm.sh exists already and is kept" in err
+    assert (code, out) == (2, "") and "error: launch/slurm.sh: exists already and is kept" in err
     assert Path("launch/slurm.sh").read_text() == "mine"
 
 
@@ -37,8 +37,8 @@ def test_what_cannot_be_written_is_refused(isojax: Isojax) -> None:
     for name in ("tpu.sh", "../launch/slurm.sh", ""):
         code, _, err = isojax("template", name)
         assert (
-            code == 2 and f"error: given the template {name!r}, expected one of Dockerfile, " in err
+            code == 2 and f"error: given the template {name!r}; expected one of Dockerfile, " in err
         )
     Path("launch").touch()
     code, _, err = isojax("template", "slurm.sh")
-    assert code == 2 and "error: cannot write launch/slurm.sh" in err
+    assert code == 2 and "error: launch/slurm.sh: cannot be written" in err

@@ -15,7 +15,6 @@ from isojax.cli import app
 from isojax.cli.commands import watch_command
 from isojax.cli.run_end import find_end
 from isojax.core.config import load_config, save_config
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.core.schedule import Stage
 from isojax.launch.planner import plan_cells
@@ -25,6 +24,7 @@ from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
 from isojax.scaling.curves.hill import curve_value
 from tests.cli.conftest import write_timed_sweep
+from tests.refusals import refused
 from tests.scaling.documents import SHAPES, altered, document, hill
 
 HEADER = "B_p,n,step,reward\n"
@@ -121,7 +121,7 @@ def test_a_nan_of_a_running_log_is_said(isojax: Command, tmp_path: Path) -> None
 def test_an_error_in_such_a_log_names_its_own_path(isojax: Command, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,7\n16,8,3,0.2")
     code, out, err = isojax(*WATCH)
-    assert (code, out) == (2, "") and err.startswith("error: log.csv, line 3: reward is 7")
+    assert (code, out) == (2, "") and err.startswith("error: log.csv, line 3: reward: given 7")
     assert tempfile.gettempdir() not in err
 
 
@@ -315,17 +315,17 @@ def test_a_log_that_cannot_be_read_while_it_is_written_is_followed_on(
         "C = 384",
         "C = 512",
     ]
-    assert [err.count(words) for words in ("cannot be read as it is now", "has 1 cells")] == [2, 1]
+    assert [err.count(words) for words in ("cannot be read as it is now", ": 1 cells")] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["watch", "none.csv", "--from", "csv"], "no such log: none.csv"),
-        (["watch", "none"], "no such run: none"),
-        ([*WATCH, "--end", "0"], "--end: given '0', expected"),
+        (["watch", "none.csv", "--from", "csv"], "none.csv: no such log"),
+        (["watch", "none"], "none: no such run"),
+        ([*WATCH, "--end", "0"], "--end: given '0'; expected"),
         ([*WATCH, "--end", "9", "--updates", "9"], "expected one. Leave one out"),
-        ([*WATCH, "--goal", "60"], "--goal: given 60, expected"),
+        ([*WATCH, "--goal", "60"], "--goal: given 60; expected"),
         ([*WATCH, "--run", "x"], "holds 1 runs, given --run x; expected one of"),
     ],
 )
@@ -363,5 +363,5 @@ def test_a_fit_of_tokens_says_nothing_of_a_run_in_rollouts(isojax: Command, tmp_
     code, out, err = isojax(*WATCH, "--sweep", path)
     assert (code, out) == (2, "") and "a fit in tokens; expected compute 'rollouts'" in err
     schedules = {"grow": f"n*(2C) of {path} at B_p=16"}
-    with pytest.raises(InputError, match=r"sweep.schedules.grow: a fit in tokens"):
+    with refused(where="sweep.schedules.grow"):
         resolve_schedules(load_config("quickstart").with_settings(sweep={"schedules": schedules}))

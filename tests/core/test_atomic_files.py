@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
+from tests.refusals import refused
 
 
 def test_the_longest_names(tmp_path: Path) -> None:
@@ -20,8 +19,8 @@ def test_the_longest_names(tmp_path: Path) -> None:
 
 def test_a_refusal_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(InputError), atomic_folder(tmp_path / "there" / "a" / "b" / "c"):
-        raise InputError("no")
+    with refused(), atomic_folder(tmp_path / "there" / "a" / "b" / "c"):
+        raise InputError("Refused here.")
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
     with atomic_folder(tmp_path / "a" / "b" / "c"):
         pass

@@ -16,8 +16,8 @@ from isojax.core.config import (
 )
 from isojax.core.config.data import RewardConfig, VerifierConfig, score_weights
 from isojax.core.config.load import find_config
-from isojax.core.errors import InputError
 from isojax.launch.resume import check_resume
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def write(folder: Path, text: str, name: str = "my.yaml") -> str:
     return str(path)
 
 
-def refused(name: str, *overrides: str) -> str:
-    with pytest.raises(InputError) as e:
+def refusal_text(name: str, *overrides: str) -> str:
+    with refused() as e:
         load_config(name, overrides)
     return str(e.value)
 
@@ -52,7 +52,7 @@ def test_a_path_then_local_configs_then_the_packaged_ones(folder: Path) -> None:
 
 
 def test_an_unknown_config_names_the_nearest(folder: Path) -> None:
-    assert "Did you mean 'quickstart'" in refused("quikstart")
+    assert "Did you mean 'quickstart'" in refusal_text("quikstart")
 
 
 def test_overrides_replace_yaml_and_yaml_replaces_defaults(folder: Path) -> None:
@@ -122,17 +122,17 @@ def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
 def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
     good = write(folder, "sweep: {budget: 5000}", "good.yaml")
     bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
-    with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
+    with refused(where="bad.yaml: sweep.budget"):
         load_config([bad, good, bad])
     # what another value replaces is never read as one
     assert load_config([bad, good]).sweep.budget == 5000
-    with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
+    with refused(where="unknown.yaml"):
         load_config([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
-    with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):
+    with refused(where="broken.yaml, line 1"):
         load_config([good, write(folder, "sweep: {budget: [", "broken.yaml")])
-    with pytest.raises(InputError, match="no such config: given 'none'"):
+    with refused(where="config"):
         load_config([good, "none"])
-    with pytest.raises(InputError, match=r"^override 'sweep\.budget=x'"):
+    with refused(where="override 'sweep.budget=x': sweep.budget"):
         load_config([good], ["sweep.budget=x"])
 
 
@@ -161,13 +161,12 @@ def test_an_empty_file_is_the_defaults_and_gives_its_name(folder: Path) -> None:
 )
 def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, nearest: str) -> None:
     empty = write(folder, "")
-    assert f"unknown key {key!r}; the nearest known key is {nearest!r}" in refused(
-        empty, f"{key}=1"
-    )
+    with refused(where="override", found=repr(key), fix=repr(nearest)):
+        load_config(empty, [f"{key}=1"])
     parts = key.split(".")
     nested = "".join("  " * i + f"{part}:\n" for i, part in enumerate(parts))[:-1] + " 1\n"
-    message = refused(write(folder, nested))
-    assert "my.yaml" in message and repr(nearest) in message
+    with refused(where="my.yaml", fix=repr(nearest)):
+        load_config(write(folder, nested))
 
 
 @pytest.mark.parametrize(
@@ -209,15 +208,15 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
 def test_a_wrong_override_names_key_value_and_expectation(
     folder: Path, override: str, parts: list[str]
 ) -> None:
-    message = refused(write(folder, ""), override)
+    message = refusal_text(write(folder, ""), override)
     assert "\n" not in message
     for part in parts:
         assert part in message
 
 
 def test_a_wrong_type_in_yaml_names_the_file(folder: Path) -> None:
-    message = refused(write(folder, "sweep: {budget: lots}"), "sweep.seed=1")
-    assert "my.yaml: sweep.budget: given 'lots' (str), expected a valid integer" in message
+    with refused(where="my.yaml: sweep.budget", found="lots", expected="integer"):
+        load_config(write(folder, "sweep: {budget: lots}"), ["sweep.seed=1"])
 
 
 @pytest.mark.parametrize(
@@ -229,15 +228,15 @@ def test_a_wrong_type_in_yaml_names_the_file(folder: Path) -> None:
     ],
 )
 def test_broken_yaml_is_named_with_file_and_line(folder: Path, text: str, line: int) -> None:
-    message = refused(write(folder, text))
+    message = refusal_text(write(folder, text))
     assert "my.yaml, line " in message and "not YAML" in message
     assert abs(int(message.split("line ")[1].split(":")[0]) - line) <= 1
 
 
 def test_what_is_no_config_at_all_is_refused(folder: Path) -> None:
-    assert "given a list" in refused(write(folder, "- a\n- b\n"))
+    assert "given a list" in refusal_text(write(folder, "- a\n- b\n"))
     (folder / "bytes.yaml").write_bytes(b"name: \xff\n")
-    assert "bytes.yaml" in refused("bytes.yaml")
+    assert "bytes.yaml" in refusal_text("bytes.yaml")
 
 
 def test_the_hash_follows_the_cell_alone() -> None:
@@ -304,7 +303,7 @@ def test_a_sweep_may_grow(new: Config) -> None:
     ],
 )
 def test_a_sweep_may_not_change_what_has_run(sweep: dict[str, object], parts: list[str]) -> None:
-    with pytest.raises(InputError) as e:
+    with refused(where="sweep") as e:
         check_resume(OLD, changed(**sweep))
     for part in parts:
         assert part in str(e.value)
@@ -314,9 +313,7 @@ def test_a_lower_B_max_is_free_while_no_cell_is_lost() -> None:
     higher = changed(B_max=100)  # 16 x 4 = 64 is the largest cell
     lower = higher.model_copy(update={"sweep": higher.sweep.model_copy(update={"B_max": 64})})
     check_resume(higher, lower)
-    with pytest.raises(
-        InputError, match=r"sweep\.B_max: this run has 64, given 63; expected at least 64"
-    ):
+    with refused(where="sweep.B_max"):
         check_resume(changed(B_p=(8, 16)), changed(B_p=(8, 16), B_max=63))
 
 
@@ -324,9 +321,9 @@ def test_a_changed_cell_or_name_is_refused() -> None:
     new = Config.model_validate(
         {**dict(OLD), "cell": Config.model_validate_json('{"cell": {"rl": {"kl": 0.5}}}').cell}
     )
-    with pytest.raises(InputError, match=r"cell\.rl\.kl: this run has 0\.0, given 0\.5"):
+    with refused(where="cell.rl.kl"):
         check_resume(OLD, new)
-    with pytest.raises(InputError, match="name: this run has 'quickstart', given 'other'"):
+    with refused(where="name"):
         check_resume(OLD, OLD.model_copy(update={"name": "other"}))
 
 
@@ -337,7 +334,7 @@ def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path)
         "quickstart", ["cell.eval.extra.aime-24=jsonl:aime.jsonl"]
     ).cell.eval.extra == {"aime-24": "jsonl:aime.jsonl"}
     for name in ("train", "verl", "panel", "a/b", "x@4", "''"):
-        output = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
+        output = refusal_text("quickstart", f"cell.eval.extra={{{name}: solvers}}")
         assert "cell.eval.extra: given" in output and "expected names of letters" in output, output
         assert output.endswith(
             "other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))
@@ -348,7 +345,7 @@ def test_a_panel_is_another_cell() -> None:
     assert config_hash(load_config("quickstart", ["cell.eval.panel=0"]).cell) != config_hash(
         load_config("quickstart", ["cell.eval.panel=9"]).cell
     )
-    assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
+    assert "greater than or equal to 0" in refusal_text("quickstart", "cell.eval.panel=-1")
 
 
 def test_the_graded_rewards_of_the_docs(tmp_path: Path) -> None:
@@ -413,7 +410,7 @@ def test_an_interruption_is_another_cell() -> None:
     cell = load_config("quickstart", ["cell.sampling.interrupt={after: 9}"]).cell
     assert cell.sampling.interrupt is not None and cell.sampling.interrupt.unless == "</think>"
     assert config_hash(cell) != config_hash(plain)
-    assert "at least 1 character" in refused(
+    assert "at least 1 character" in refusal_text(
         "quickstart", "cell.sampling.interrupt={after: 9, text: ''}"
     )
 
@@ -460,5 +457,5 @@ def test_null_leaves_a_setting_that_is_proposed_unset(tmp_path: Path) -> None:
         config.sampling.model_fields_set == set()
         and "learning_rate" not in config.rl.model_fields_set
     )
-    with pytest.raises(InputError, match="temperature"):
+    with refused(where="override 'cell.sampling.temperature=null"):
         load_config(str(tmp_path / "mine.yaml"), ["cell.sampling.temperature=null"])

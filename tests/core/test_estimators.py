@@ -7,8 +7,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.estimators import estimate_at_k, summarize_rewards
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
@@ -74,28 +74,27 @@ def test_a_summary_is_the_mean_over_problems_at_k_of_all_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "samples", "kind", "k", "said"),
+    ("counts", "samples", "kind", "k"),
     [
         (
             [1],
             4,
             "best",
             8,
-            r"best@8 needs 8 samples per problem, but 4 were drawn; ask for 1 <= k <= 4",
         ),
-        ([1], 4, "verl/best", 8, "verl/best@8 needs 8 samples"),
-        ([1], 4, "best", 0, "1 <= k <= 4"),
-        ([5], 4, "avg", 4, r"from 5 to 5; expected 0\.\.4"),
-        ([-1], 4, "avg", 4, r"expected 0\.\.4"),
-        ([1.5], 4, "best", 4, r"best@4 does not follow from sums of graded rewards; ask for avg@k"),
-        ([1], 4, "verl/pass", 4, "'verl/pass' is not known; expected one of avg, best"),
+        ([1], 4, "verl/best", 8),
+        ([1], 4, "best", 0),
+        ([5], 4, "avg", 4),
+        ([-1], 4, "avg", 4),
+        ([1.5], 4, "best", 4),
+        ([1], 4, "verl/pass", 4),
     ],
 )
-def test_estimates_refuse(counts: list[float], samples: int, kind: str, k: int, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_estimates_refuse(counts: list[float], samples: int, kind: str, k: int) -> None:
+    with refused():
         estimate_at_k(counts, samples, kind, k)
 
 
 def test_an_empty_set_has_no_summary() -> None:
-    with pytest.raises(InputError, match="at least one"):
+    with refused():
         summarize_rewards(np.zeros((0, 4)), np.zeros(0))

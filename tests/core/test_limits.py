@@ -15,13 +15,13 @@ import pytest
 from isojax.core import limits, table_files
 from isojax.core.columns import parse_number
 from isojax.core.config import Config, EvalConfig, SweepConfig, load_config
-from isojax.core.errors import InputError
 from isojax.core.tabular import nearest_names
 from isojax.core.yaml_files import config_keys, nearest_key
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_config
 from isojax.rl.losses import loss
 from isojax.runs.importers import verl_console
+from tests.refusals import refused
 
 DIGITS = "9" * 5000
 # Each of b0 to b8 holds the one before three times, the first of them a.
@@ -30,43 +30,36 @@ ALIASES = "".join(
     for i, (before, name) in enumerate(pairwise("abcdefghij"))
 )
 CONFIGS = {
-    "3,000 lists": ("cell: " + "[" * 3000 + "]" * 3000, "more than 64 deep"),
-    "5,000 digits": (f"sweep: {{budget: {DIGITS}}}", "cannot read the config"),
-    "a tag's own error": ("name: !!int x", "cannot read the config"),
-    "aliases that multiply": (f"a: &a [1,1,1]\n{ALIASES}", "not YAML .*nodes"),
-    "a NUL": ('cell: {task: "jsonl:a\\0b"}', "text without NUL"),
-    "a long file": ("# " + "x" * limits.MAX_YAML_BYTES, "the most are"),
-    "beyond int64": ("sweep: {budget: 99999999999999999999}",
-        "less than or equal to 1000000000000000"),
-    "beyond a config": ("cell: {rl: {learning_rate: 1.0e+300}}",
-        "less than or equal to 1000000000"),
-    "layers": ("cell: {model: {layers: 1000000}}", "less than or equal to 1000"),
-    "a name of 300": (f"name: {'a' * 300}", "at most 100 characters"),
-    "itself": ("name: ${name}", "name a key"),
+    "3,000 lists": "cell: " + "[" * 3000 + "]" * 3000,
+    "5,000 digits": f"sweep: {{budget: {DIGITS}}}",
+    "a tag's own error": "name: !!int x",
+    "aliases that multiply": f"a: &a [1,1,1]\n{ALIASES}",
+    "a NUL": 'cell: {task: "jsonl:a\\0b"}',
+    "a long file": "# " + "x" * limits.MAX_YAML_BYTES,
+    "beyond int64": "sweep: {budget: 99999999999999999999}",
+    "beyond a config": "cell: {rl: {learning_rate: 1.0e+300}}",
+    "layers": "cell: {model: {layers: 1000000}}",
+    "a name of 300": f"name: {'a' * 300}",
+    "itself": "name: ${name}",
     "references that multiply": (
-        (
-            f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: "
-            f"\"{'${run.dir}' * 1000}\"}}"
-        ),
-        "more than 16 references"),
-    "half of a character": ('name: "\\ud800"', "not YAML"),
-    "a long key": (f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}", "unknown key"),
-    "workers": ("run: {verifier_workers: 1000000}", "less than or equal to 1024"),
-    "problems": ("cell: {data: {candidates: 50000000}}", "less than or equal to 1048576"),
-    "a stage from infinity": ("sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}",
-        "a number is too long"),
-    "a stage of 5,000 digits": (f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}",
-        "a number is too long"),
-    "a schedule of spaces": (f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}",
-        "expected one such as"),
+        f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: "
+        f"\"{'${run.dir}' * 1000}\"}}"
+    ),
+    "half of a character": 'name: "\\ud800"',
+    "a long key": f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}",
+    "workers": "run: {verifier_workers: 1000000}",
+    "problems": "cell: {data: {candidates: 50000000}}",
+    "a stage from infinity": "sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}",
+    "a stage of 5,000 digits": f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}",
+    "a schedule of spaces": f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CONFIGS)
 def test_configs(tmp_path: Path, case: str) -> None:
-    text, message = CONFIGS[case]
+    text = CONFIGS[case]
     (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(InputError, match=message):
+    with refused(where="x.yaml"):
         load_config(str(tmp_path / "x.yaml"))
 
 
@@ -81,30 +74,26 @@ def test_configs(tmp_path: Path, case: str) -> None:
     ],
 )
 def test_overrides(word: str) -> None:
-    with pytest.raises(InputError, match="override"):
+    with refused(where="override"):
         load_config("quickstart", [word])
 
 
 def test_grids() -> None:
-    with pytest.raises(
-        InputError, match=r"cell\.eval\.ratio = 1\.0000000001 takes .* steps .* at most 10,000"
-    ):
+    with refused(where="cell.eval.ratio"):
         EvalConfig(ratio=1.0000000001).evaluation_targets(250_000)
     assert EvalConfig(start=1, ratio=1.001).evaluation_targets(1000)[-1] == 1000
-    with pytest.raises(InputError, match="make 250,000 runs, expected at most 10,000"):
+    with refused(where="sweep"):
         plan_cells(SweepConfig(B_p=tuple(range(1, 251)), seeds=1000, n=(1,)))
 
 
 def test_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": "' + "x" * limits.MAX_LINE_BYTES + '"}\n')
-    with pytest.raises(InputError, match=r"line 2: expected at most 8,388,608 bytes per line"):
+    with refused(where="rows.jsonl, line 2"):
         list(table_files.read_objects(path))
     monkeypatch.setattr(table_files, "MAX_DOCUMENT_BYTES", 100)
     path.write_text(json.dumps(list(range(100)), indent=1))
-    with pytest.raises(
-        InputError, match=r"more than 100 bytes, the most of a file of one JSON value"
-    ):
+    with refused(where="rows.jsonl"):
         table_files.read_json_object(path)
 
 
@@ -113,7 +102,7 @@ def test_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ["[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 65 + "]" * 65, DIGITS],
 )
 def test_json_that_is_too_deep_or_long(value: str) -> None:
-    with pytest.raises(InputError, match=r"x\.jsonl, line 7: cannot be read"):
+    with refused(where="x.jsonl, line 7"):
         table_files.parse_json(f'{{"a": {value}}}', Path("x.jsonl"), 7)
     assert table_files.parse_json("[" * 64 + "]" * 64, Path("x.jsonl"))
 
@@ -129,13 +118,13 @@ def test_files_of_many_lines(
     )
     assert len(table_files.read_table(tmp_path / name).rows) in (30, 60)
     monkeypatch.setattr(limits, limit, 20)
-    with pytest.raises(InputError, match=r"line \d+: expected at most .*\. Split the file"):
+    with refused():
         table_files.read_table(tmp_path / name)
 
 
 def test_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_OBJECTS", 100)
-    with pytest.raises(InputError, match="more than 100 lists and objects"):
+    with refused(where="x.json, line 1"):
         table_files.parse_json("[" + ",".join(["[]"] * 100) + "]", Path("x.json"))
 
 
@@ -161,13 +150,13 @@ def test_long_texts_take_no_time(case: str) -> None:
 
 def test_columns(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text(",".join(map(str, range(5000))) + "\n1\n")
-    with pytest.raises(InputError, match="5,000 columns, expected at most 4,096"):
+    with refused(where="wide.csv, line 1"):
         table_files.read_table(tmp_path / "wide.csv")
 
 
 @pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "a..b", "a\0b", "x" * 300])
 def test_plugins_are_names(name: str) -> None:
-    with pytest.raises(InputError, match="no such module; expected one of"):
+    with refused(where="losses plug-in"):
         loss.load(name)
 
 
@@ -181,5 +170,5 @@ def test_model_shapes(changed: dict[str, Any]) -> None:
         "vocab_size": 100, "rms_norm_eps": 1e-5,
     }  # fmt: skip
     assert hf_config.common_settings(config_json)["layers"] == 2
-    with pytest.raises(InputError, match=r"config\.json: .* at most"):
+    with refused(where="config.json"):
         hf_config.common_settings(config_json | changed)

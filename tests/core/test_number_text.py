@@ -25,7 +25,7 @@ EXPORT = "export with decimal points and without thousands separators."
     ],
 )
 def test_separators_of_thousands(text: str, plain: str) -> None:
-    assert number_advice(text) == f" Write {plain}, or {EXPORT}"
+    assert number_advice(text) == f"Write {plain}, or {EXPORT}"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_separators_of_thousands(text: str, plain: str) -> None:
 def test_decimal_commas(text: str, plain: str) -> None:
     assert (
         number_advice(text)
-        == f" Write a decimal comma as a point ({plain}), or export with decimal points."
+        == f"Write a decimal comma as a point ({plain}), or export with decimal points."
     )
 
 
@@ -51,17 +51,17 @@ def test_a_comma_before_three_digits_has_two_meanings_but_in_a_count(text: str) 
     assert f"thousands, write {thousands}, where decimals, {decimals}: {EXPORT}" in number_advice(
         text
     )
-    assert number_advice(text, is_whole=True) == f" Write {thousands}, or {EXPORT}"
+    assert number_advice(text, is_whole=True) == f"Write {thousands}, or {EXPORT}"
 
 
 def test_percent_and_suffixes() -> None:
     assert (
         number_advice("28.79%")
         == number_advice("28,79 %")
-        == " Write percent as a part of 1 (0.2879)."
+        == "Write percent as a part of 1 (0.2879)."
     )
-    assert number_advice("1.28k") == " Write it in full (1280)."
-    assert number_advice("3M", is_whole=True) == " Write it in full (3000000)."
+    assert number_advice("1.28k") == "Write it in full (1280)."
+    assert number_advice("3M", is_whole=True) == "Write it in full (3000000)."
 
 
 @pytest.mark.parametrize(

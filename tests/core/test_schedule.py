@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.core.schedule import (
     FittedSchedule,
@@ -16,6 +15,7 @@ from isojax.core.schedule import (
     parse_schedule,
     schedule_text,
 )
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -61,28 +61,25 @@ def test_a_schedule_from_a_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    "text",
     [
-        ("", "expected one such as"),
-        ("32x4 at 500", "expected one such as"),
-        ("32x4 from 10", "expected a first stage from 0"),
-        ("32x4, 32x8 from 500, 32x2 from 500", "begin at rising C"),
-        ("32x0", "expected B_p and n from 1"),
-        ("32x2 to 32x12 as C^.5 from 100", "by a power of two"),
-        ("32x2 to 64x4 as C^.5 from 100", "and the other to stay"),
-        ("32x4 to 32x2 as C^.5 from 100", "expected B_p or n to grow"),
-        ("32x2 to 32x12 by gradient", "by a power of two"),
-        ("16x2 to 32x2 by gradient", "expected n to grow and B_p to stay"),
-        ("16x1 to 16x8 by gradient", "from n = 2 on"),
-        ("32x2 to 32x4 as C^0 from 100", "expected an exponent above 0"),
-        (
-            "32x2 to 32x32 as C^10 from 4",
-            "two doublings are at one C; expected a smaller exponent or a larger C",
-        ),
+        "",
+        "32x4 at 500",
+        "32x4 from 10",
+        "32x4, 32x8 from 500, 32x2 from 500",
+        "32x0",
+        "32x2 to 32x12 as C^.5 from 100",
+        "32x2 to 64x4 as C^.5 from 100",
+        "32x4 to 32x2 as C^.5 from 100",
+        "32x2 to 32x12 by gradient",
+        "16x2 to 32x2 by gradient",
+        "16x1 to 16x8 by gradient",
+        "32x2 to 32x4 as C^0 from 100",
+        "32x2 to 32x32 as C^10 from 4",
     ],
 )
-def test_what_is_no_schedule(text: str, match: str) -> None:
-    with pytest.raises(InputError, match=match):
+def test_what_is_no_schedule(text: str) -> None:
+    with refused(where="schedule"):
         parse_schedule(text)
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import StartReport, StartWarning
 from isojax.core.start_file import describe_start, read_start_report, write_start_report
+from tests.refusals import refused
 
 CUT = StartWarning("cut_off", "9 of 16 responses are cut off")
 WRONG = StartWarning("all_wrong", "all 16 rewards are 0")
@@ -48,5 +48,5 @@ def test_a_sweep_says_each_symptom_once(tmp_path: Path) -> None:
 )
 def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "start.json").write_text(text)
-    with pytest.raises(InputError, match=r"start\.json"):
+    with refused(where="start.json"):
         read_start_report(tmp_path)

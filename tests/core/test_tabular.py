@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.table_checks import check_unique_rows, filter_rows, float_column
 from isojax.core.table_files import read_table
+from tests.refusals import refused
 
 
 def write(tmp_path, text, name="points.csv"):
@@ -49,34 +49,34 @@ def test_where_takes_numbers_as_numbers_and_joins_filters(tmp_path):
 
 def test_a_quoted_cell_over_two_lines_keeps_the_lines_after_it_right(tmp_path):
     table = read_table(write(tmp_path, 'n,note\n8,"two\nlines"\nx,\n'))
-    with pytest.raises(InputError, match="line 4: n is 'x'"):
+    with refused(where="points.csv, line 4: n"):
         float_column(table, "n")
 
 
 REFUSED = {
-    "empty": ("", "is empty"),
-    "blank": ("\n \n", "is empty"),
-    "header only": ("n,rollouts\n", "no row of data"),
-    "no header": ("8,100\n16,200\n", "line 1: given 8, 100, expected a header"),
-    "twice": ("n,n\n8,9\n", "line 1: the column 'n' is there twice"),
-    "ragged": ("n,rollouts\n8,100\n16,250,000\n", "line 3 has 3 cells, expected 2.*no comma"),
-    "not UTF-8": (b"n,rollouts\n8,100\n16,\xff\n", "line 3: not UTF-8"),
-    "quotes": ('n,rollouts\n8,100\n16,"20\n', "line 3: not CSV"),
-    "half an object": ('{"n": 8}\n{"n": ', "line 2: not JSON"),
-    "a list": ('{"n": 8}\n[1]', r"line 2: given '\[1\]' \(list\), expected a JSON object"),
+    "empty": "",
+    "blank": "\n \n",
+    "header only": "n,rollouts\n",
+    "no header": "8,100\n16,200\n",
+    "twice": "n,n\n8,9\n",
+    "ragged": "n,rollouts\n8,100\n16,250,000\n",
+    "not UTF-8": b"n,rollouts\n8,100\n16,\xff\n",
+    "quotes": 'n,rollouts\n8,100\n16,"20\n',
+    "half an object": '{"n": 8}\n{"n": ',
+    "a list": '{"n": 8}\n[1]',
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_files_that_cannot_be_read(tmp_path, case):
-    text, output = REFUSED[case]
-    with pytest.raises(InputError, match=output) as e:
+    text = REFUSED[case]
+    with refused(where="points.csv") as e:
         read_table(write(tmp_path, text))
     assert "points.csv" in str(e.value)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read .*none.csv"):
+    with refused(where="none.csv"):
         read_table(tmp_path / "none.csv")
 
 
@@ -85,19 +85,19 @@ def test_a_file_that_is_not_there(tmp_path):
 )
 def test_no_plain_number(tmp_path, given):
     table = read_table(write(tmp_path, f"n;rollouts\n8;1\n{given};2\n"))
-    with pytest.raises(InputError, match=r"points.csv, line 3: n is .*expected a number"):
+    with refused(where="points.csv, line 3: n"):
         float_column(table, "n")
 
 
 @pytest.mark.parametrize("given", ["nan", "NaN", "inf", "-Infinity", "1e999"])
 def test_not_finite(tmp_path, given):
-    with pytest.raises(InputError, match=r"line 2: n is .*expected a finite number"):
+    with refused(where="points.csv, line 2: n"):
         float_column(read_table(write(tmp_path, f"n,rollouts\n{given},2\n")), "n")
 
 
 @pytest.mark.parametrize("given", [json.dumps(10**400), "NaN", "Infinity"])
 def test_not_finite_in_json(tmp_path, given):
-    with pytest.raises(InputError, match=r"line 1: n is .*expected a finite number"):
+    with refused(where="points.csv, line 1: n"):
         float_column(read_table(write(tmp_path, f'{{"n": {given}}}')), "n")
 
 
@@ -107,38 +107,32 @@ def test_json_values(tmp_path, given):
     if given == '"8 "':
         assert float_column(table, "n").tolist() == [8]
         return
-    with pytest.raises(InputError, match=r"line 1: n is .*expected a"):
+    with refused(where="points.csv, line 1: n"):
         float_column(table, "n")
 
 
 def test_ranges_empty_cells_columns_and_filters(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts,set\n0.5,0,easy\n8,,hard\n8,5,hard\n"))
-    for act, output in (
-        (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
+    for act, where in (
+        (lambda: float_column(table, "n", minimum=1), "points.csv, line 2: n"),
         (
             lambda: float_column(table, "rollouts", exclusive_minimum=0),
-            "line 2: rollouts is 0; expected more than 0",
+            "points.csv, line 2: rollouts",
         ),
         (
             lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"),
-            "line 3: rollouts is missing or empty",
+            "points.csv, line 3: rollouts",
         ),
-        (
-            lambda: float_column(table, "rolouts"),
-            (
-                "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns "
-                "are n, rollouts, set"
-            ),
-        ),
-        (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
-        (lambda: filter_rows(table, ["set=medium"]), "matches no row; set has easy, hard"),
-        (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
+        (lambda: float_column(table, "rolouts"), "points.csv, line 1"),
+        (lambda: filter_rows(table, ["sett=easy"]), "points.csv, line 1"),
+        (lambda: filter_rows(table, ["set=medium"]), "points.csv: --where set=medium"),
+        (lambda: filter_rows(table, ["set"]), "--where"),
     ):
-        with pytest.raises(InputError, match=output):
+        with refused(where=where):
             act()
 
 
 def test_duplicates_name_both_lines(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts\n8,100\n8,200\n8.0,1e2\n"))
-    with pytest.raises(InputError, match=r"line 4: n = 8.0, rollouts = 1e2, as in line 2 already"):
+    with refused(where="points.csv, line 4"):
         check_unique_rows(table, ["n", "rollouts"])

@@ -81,12 +81,12 @@ def test_what_an_engine_of_ones_own_cannot_do(isojax: Any) -> None:
     for words, expected in (
         (("run.rollouts=a_hook",), "has the decorator @update_hook; expected a function with @ro"),
         (("run.rollouts=counted",), "Did you mean 'counting'?"),
-        (("run.rollouts=server",), "run.server.url is not set"),
+        (("run.rollouts=server",), "run.server.url"),
         (
             ("run.rollouts=counting", "cell.rl.max_staleness=1"),
             "isojax's own engine alone samples ahead",
         ),
-        (("run.rollouts=counting", "run.cells_at_once=2"), "add run.cells_at_once=1"),
+        (("run.rollouts=counting", "run.cells_at_once=2"), "run.cells_at_once=1"),
         (("run.rollouts=shapeless", "run.cells_at_once=1"), "`return self.setup.rollout_shapes`"),
     ):
         refused = isojax.quick("isojax.launch", "tiny.yaml", "name=refused", *words)

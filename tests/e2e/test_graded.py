@@ -228,7 +228,7 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("cell.reward.kind=binary",), "set cell.reward.kind=graded"),
+        (("cell.reward.kind=binary",), "cell.reward.kind=graded"),
         (
             ("cell.reward.weights={accuracy: 1.0}",),
             "a weight for each of these, 0 for one that is recorded only",

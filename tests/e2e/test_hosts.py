@@ -145,7 +145,7 @@ def test_two_processes(isojax: Any) -> None:
     again = ended(start(location, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
     assert (
-        f"{last} is damaged" in again[0][1]
+        str(last) in again[0][1]
         and f"going on from the one of update {earlier.name}" in again[0][1]
     )
     planned = [re.findall(r"update's, of (.*B)", output) for output in (single.stderr, again[0][1])]
@@ -247,7 +247,5 @@ def test_what_two_processes_cannot_do(isojax: Any) -> None:
         assert code == 2 and "as many from each of the 2 processes" in output
     pair = start(isojax, "--mesh", "fsdp=2", "run.sampler_processes=1", "run.sampler_mesh=data=2")
     for code, output in ended(pair):
-        assert (
-            code == 2 and "run.sampler_processes = 1 without --ray; expected it with Ray" in output
-        )
+        assert code == 2 and "run.sampler_processes" in output and "without --ray" in output
     assert not (isojax.folder / "runs").exists()

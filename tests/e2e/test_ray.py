@@ -282,16 +282,16 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
-        (("--ray", "127.0.0.1:9"), "no Ray cluster at 127.0.0.1:9"),
+        (("--ray", "127.0.0.1:9"), "127.0.0.1:9"),
         (
             ("--ray", "ray://127.0.0.1:9"),
-            "given 'ray://127.0.0.1:9', expected local, auto, or HOST:PORT",
+            "given 'ray://127.0.0.1:9'",
         ),
-        (("--ray", "nowhere"), "given 'nowhere', expected local, auto, or HOST:PORT"),
+        (("--ray", "nowhere"), "given 'nowhere'"),
         (("--ray", "ADDRESS", "run.process_group.processes=7"), "7 processes with 1 CPU"),
         (
             ("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=/proc/runs"),
-            "cannot make the folder /proc/runs",
+            "/proc/runs",
         ),
         (
             ("--ray", "ADDRESS", "run.process_group.cpus=1", "run.dir=file:///proc/runs"),

@@ -32,7 +32,7 @@ SETTINGS = {
     "no room for a prompt": (["cell.sampling.prompt_length=5"], ["prompt_length"]),
     "budget below the first evaluation": (
         ["sweep.budget=60"],
-        ["sweep.budget = 60", "cell.eval.start = 64"],
+        ["sweep.budget", "cell.eval.start = 64"],
     ),
     "budget below one update": (["sweep.budget=30"], ["budget"]),
     "more problems than there can be": (

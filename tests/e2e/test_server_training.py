@@ -210,9 +210,9 @@ def test_evaluations_by_a_server(place: Place) -> None:
 
 def test_what_cannot_be_sampled_by_a_server(place: Place) -> None:
     for words, said in (
-        (("cell.sampling.top_p=0.9",), "set cell.sampling.top_p=1 to train with its log-probs"),
-        (("run.server.weights=null",), "run.server.weights is not set"),
-        (("run.server.url=null",), "run.server.url is not set"),
+        (("cell.sampling.top_p=0.9",), "cell.sampling.top_p"),
+        (("run.server.weights=null",), "run.server.weights"),
+        (("run.server.url=null",), "run.server.url"),
         (("cell.rl.max_staleness=1",), "isojax's own engine alone samples ahead"),
     ):
         place.refused(*place.words("refused", *words), saying=[said])
@@ -220,9 +220,7 @@ def test_what_cannot_be_sampled_by_a_server(place: Place) -> None:
     place.refused(
         "launch",
         *two[1:],
-        saying=["run.rollouts = server holds one policy", "add run.cells_at_once=1"],
+        saying=["run.rollouts", "run.cells_at_once=1"],
     )
     evaluating = (*two[1:], "run.rollouts=local", f"run.eval_server={place.server.url}")
-    place.refused(
-        "launch", *evaluating, saying=["run.eval_server = http", "add run.cells_at_once=1"]
-    )
+    place.refused("launch", *evaluating, saying=["run.eval_server", "run.cells_at_once=1"])

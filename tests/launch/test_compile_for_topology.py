@@ -15,7 +15,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from isojax.core.config import load_config
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import RunFailed
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.local.compile_for_topology import (
@@ -30,6 +30,7 @@ from isojax.launch.local.compile_for_topology import (
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
@@ -98,31 +99,25 @@ def test_a_topology_runs_nothing() -> None:
 
 def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'isojax\[tpu\]'"):
+    with refused():
         topology_devices("v5e:2x2")
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    "word",
     [
-        ("run.sampler_mesh=data=4", r"--topology plans one mesh, and run\.sampler_mesh is set"),
-        (
-            "sweep.decode_attention=triton",
-            r"sweep\.decode_attention=triton is for GPUs; expected plain or pallas",
-        ),
-        (
-            "sweep.forward_attention=cudnn",
-            r"sweep\.forward_attention=cudnn is for GPUs; expected plain or pallas",
-        ),
+        "run.sampler_mesh=data=4",
+        "sweep.decode_attention=triton",
+        "sweep.forward_attention=cudnn",
     ],
 )
-def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str) -> None:
+    with refused():
         topology_budget(load_config(["quickstart"], [word]), "v5e:2x2")
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:
-    with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
+    with refused():
         compile_for_topology(load_config(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
 
 
@@ -138,9 +133,7 @@ def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(
         load_config(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2"
     )
     assert config.cell.model.path is None and budget.cell.model.layers == 28
-    with pytest.raises(
-        InputError, match=r"cell\.model\.path = /mnt/runs/models/qwen: no such folder"
-    ):
+    with refused():
         topology_budget(load_config(["gsm8k"], on_hosts), "v5e:2x2")
 
 
@@ -176,10 +169,7 @@ def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.Mon
         requests.append(sweep)
         return dict.fromkeys(programs, int(15.8 * GIB)) | {"weights": 0, "decode": 0}
 
-    with pytest.raises(
-        InputError,
-        match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)",
-    ):
+    with refused():
         confirmed_sizes(monkeypatch, compiler)
     assert len(requests) == 3
 
@@ -190,11 +180,7 @@ def test_a_compiler_that_crashes_is_a_message_with_another_mesh(
     def compiler(*_: Any) -> dict[str, Any]:
         raise RunFailed("INTERNAL: RET_CHECK failure")
 
-    says = (
-        "fails on mesh fsdp=4,tensor=4: INTERNAL: RET_CHECK failure The nearest mesh .* --mesh "
-        "fsdp=2,tensor=8"
-    )
-    with pytest.raises(InputError, match=says):
+    with refused():
         confirmed_sizes(monkeypatch, compiler, "models/llama-3.1-8b-instruct")
 
 

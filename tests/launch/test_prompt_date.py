@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from isojax.core.config import Config, PromptConfig, config_hash, load_config, save_config
-from isojax.core.errors import InputError
 from isojax.launch.prompt_date import (
     DATE_FILE,
     asks_for_date,
@@ -22,6 +21,7 @@ from isojax.launch.prompt_date import (
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.tasks.tokenizer import load_tokenizer, render_chats
 from isojax.train.base_policy import compute_label_key
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import CHAT, byte_level
 
 DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y %H:%M') }}\n{% endif %}" + CHAT
@@ -88,9 +88,7 @@ def test_a_resumed_sweep_has_the_day_it_began_with(tmp_path: Path) -> None:
         given.with_settings(cell={"prompt": {"date": "2024-07-26"}}), folder / "config.yaml"
     )
     assert day_of(config_for_folder(given, folder, resume=True)) == "2024-07-26"
-    with pytest.raises(
-        InputError, match=r"cell\.prompt\.date: this run has '2024-07-26', given '2024-07-27'"
-    ):
+    with refused(where="cell.prompt.date"):
         config_for_folder(config(tmp_path, day="2024-07-27"), folder, resume=True)
 
 
@@ -113,9 +111,7 @@ def test_a_day_survives_a_kill_before_there_is_a_config(tmp_path: Path) -> None:
     store_date(given.cell, folder / BASE_FOLDER)
     assert day_of(config_for_folder(config(tmp_path), folder, resume=False)) == "2024-07-26"
     (folder / BASE_FOLDER / DATE_FILE).write_text("yesterday\n")
-    with pytest.raises(
-        InputError, match=r"prompt_date\.txt: given 'yesterday', expected a day such as"
-    ):
+    with refused(where="prompt_date.txt"):
         config_for_folder(config(tmp_path), folder, resume=False)
 
 
@@ -162,5 +158,5 @@ def test_a_day_as_text_or_as_yaml_reads_it(written: str) -> None:
 @pytest.mark.parametrize("written", ["tomorrow", "26 Jul 2024", "2024-02-30", 2024])
 def test_what_is_no_day_is_refused(tmp_path: Path, written: str | int) -> None:
     (tmp_path / "my.yaml").write_text(f"cell: {{prompt: {{date: {written}}}}}\n")
-    with pytest.raises(InputError, match=r"cell\.prompt\.date.*a day such as 2026-11-29"):
+    with refused(where="my.yaml: cell.prompt.date"):
         load_config(str(tmp_path / "my.yaml"))

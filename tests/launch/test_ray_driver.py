@@ -8,9 +8,9 @@ import pytest
 
 from isojax.cli.commands.launch_command import launch
 from isojax.core.config import Config
-from isojax.core.errors import InputError
 from isojax.launch.ray import ray_driver
 from isojax.launch.ray.ray_driver import connect_ray
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -18,15 +18,15 @@ from isojax.launch.ray.ray_driver import connect_ray
     [
         ("a..b:6379", "no Ray cluster at a..b:6379"),  # no name that could be looked up
         ("127.0.0.1:9", "no Ray cluster at 127.0.0.1:9"),
-        ("127.0.0.1:²", "given '127.0.0.1:²', expected local, auto, or HOST:PORT"),
-        (":6379", "given ':6379', expected"),
-        ("http://head:8265", "given 'http://head:8265', expected"),
+        ("127.0.0.1:²", "given '127.0.0.1:²'; expected local, auto, or HOST:PORT"),
+        (":6379", "given ':6379'; expected"),
+        ("http://head:8265", "given 'http://head:8265'; expected"),
     ],
 )
 def test_no_cluster(address: str, saying: str) -> None:
-    with pytest.raises(InputError) as refused, connect_ray(address):
+    with refused(where="--ray") as refusal, connect_ray(address):
         pass
-    assert saying in str(refused.value)
+    assert saying in str(refusal.value)
 
 
 def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as they were, afterwards
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 64)
     monkeypatch.setattr(ray, "init", lambda **_: (tmp_path / "file" / "ray").mkdir())
-    with pytest.raises(InputError, match="--ray local: Ray cannot start"), connect_ray("local"):
+    with refused(where="--ray local"), connect_ray("local"):
         pass
 
 
@@ -48,9 +48,7 @@ def test_a_process_that_trains_and_samples_is_refused_before_ray_starts(
     config = Config().with_settings(
         cell={"rl": {"max_staleness": 1}}, run={"sampler_mesh": "data=1"}
     )
-    with pytest.raises(
-        InputError, match=r"under Ray trains or samples\. Say by run\.sampler_processes how many"
-    ):
+    with refused(where="--ray with run.sampler_mesh = data=1"):
         ray_driver.launch(config, resume=False, dry_run=True)
 
 

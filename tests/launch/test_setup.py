@@ -21,12 +21,12 @@ from isojax.core.config import (
     load_config,
     save_config,
 )
-from isojax.core.errors import InputError
 from isojax.launch.local.local_runner import rollouts_within
 from isojax.launch.local.setup import open_sweep, open_task
 from isojax.launch.local.sweep_checks import check_problems
 from isojax.launch.planner import plan_cells
 from isojax.tasks.device import solvers
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level
 
 
@@ -52,9 +52,9 @@ def test_held_out_problems_are_not_taken_from_the_candidates() -> None:
     task = solvers.build()
     held_out = config.with_settings(cell={"data": {"held_out": "solvers"}})
     check_problems(held_out, task, [(64, 4)])
-    with pytest.raises(InputError, match="the training set has 64 problems"):
+    with refused(where="sweep.B_p"):
         check_problems(held_out, task, [(65, 4)])
-    with pytest.raises(InputError, match="the training set has 0 problems"):
+    with refused(where="sweep.B_p"):
         check_problems(config, task, [(64, 4)])
 
 
@@ -92,7 +92,7 @@ def test_all_sets_are_graded_before_labels_are_made(which: str, tmp_path: Path) 
             check_problems(config, text_task, [(8, 2)])
 
     check("0")
-    with pytest.raises(InputError, match="`integer` expects an integer as answer, given '1/2'"):
+    with refused():
         check("1/2")
 
 
@@ -109,22 +109,20 @@ def test_a_batch_of_more_problems_than_the_size_is_refused(attempts: int) -> Non
     ]
     config = load_config("quickstart", [f"cell.data.{word}" for word in words])
     check_problems(config, solvers.build(), [(32, 4)])
-    with pytest.raises(
-        InputError, match=r"the training set has 32 problems, .* raise .*cell\.data\.size"
-    ):
+    with refused(where="sweep.B_p"):
         check_problems(config, solvers.build(), [(33, 4)])
 
 
 @pytest.mark.parametrize(
-    ("problem", "saying"),
+    "problem",
     [
-        (None, r"nowhere\.jsonl"),
-        (("07H12" * 9 + "=", "4"), "prompt"),
-        (("07H12=", "130" * 9), "response"),
+        None,
+        ("07H12" * 9 + "=", "4"),
+        ("07H12=", "130" * 9),
     ],
 )
 def test_held_out_problems_of_a_device_task_are_looked_at(
-    problem: tuple[str, str] | None, saying: str, tmp_path: Path
+    problem: tuple[str, str] | None, tmp_path: Path
 ) -> None:
     """A file that is not there, or a prompt or an answer without room, is refused before the base
     policy is made."""
@@ -134,7 +132,7 @@ def test_held_out_problems_of_a_device_task_are_looked_at(
         else f"jsonl:{tmp_path}/nowhere.jsonl"
     )
     config = load_config("quickstart", [f"cell.data.held_out={source}"])
-    with pytest.raises(InputError, match=saying):
+    with refused():
         check_problems(config, solvers.build(), [(8, 4)])
 
 
@@ -142,5 +140,5 @@ def test_a_time_is_no_budget_for_a_folder_that_holds_a_run(tmp_path: Path) -> No
     """It is refused before the devices are measured."""
     config = load_config("quickstart", [f"run.dir={tmp_path}", "run.compilation_cache=false"])
     save_config(config, tmp_path / config.name / "config.yaml")
-    with pytest.raises(InputError, match="quickstart holds a run already"):
+    with refused(where="quickstart"):
         rollouts_within(config, 60.0)

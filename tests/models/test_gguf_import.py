@@ -12,12 +12,12 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from isojax.core.config import ModelConfig, RopeScaling
-from isojax.core.errors import InputError
 from isojax.models.families.gemma3 import from_gguf
 from isojax.models.hf import hf_load
 from isojax.models.hf.gguf_import import import_gguf
 from isojax.models.layers.rope import rope_frequencies
 from tests.models.gguf_files import EXAMPLES, ID, H, stored_tensors, weights, write
+from tests.refusals import refused
 
 KEYS = (
     "family",
@@ -72,7 +72,7 @@ def test_llama3_positions_are_read_from_their_factors(tmp_path: Path) -> None:
     write(
         tmp_path / "other.gguf", example, tensors | {"rope_freqs.weight": factors + np.float32(0.5)}
     )
-    with pytest.raises(InputError, match="not those of Llama"):
+    with refused(where="other.gguf"):
         import_gguf(tmp_path / "other.gguf", tmp_path / "other")
 
 
@@ -124,27 +124,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
     tensors, path = stored_tensors(example), tmp_path / "m.gguf"
     lacking = {name: value for name, value in tensors.items() if name != "blk.1.attn_q.weight"}
     cases = [
-        (lacking, {}, r"lacks blk\.1\.attn_q\.weight"),
+        (lacking, {}),
         (
             tensors | {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)},
             {},
-            "beside the model's tensors",
         ),
         (
             tensors | {"output.weight": np.zeros((3, 32), np.float32)},
             {},
-            r"output\.weight is \(3, 32\); expected",
         ),
-        (tensors, {"expert_count": np.uint32(8)}, "expert_count = 8"),
+        (tensors, {"expert_count": np.uint32(8)}),
         (
             tensors,
             {"rope.scaling.type": "yarn", "rope.scaling.factor": np.float32(4)},
-            "rope_type = 'yarn'",
         ),
     ]
-    for stored, metadata, problem in cases:
+    for stored, metadata in cases:
         write(path, example, stored, **metadata)
-        with pytest.raises(InputError, match=problem) as e:
+        with refused(where="m.gguf") as e:
             import_gguf(path, tmp_path / "m")
         assert str(path) in str(e.value)
 
@@ -152,13 +149,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for broken in (b"", b"GGUF", whole[:300], whole[:-1000], b"x" * 100):
         path.write_bytes(broken)
-        with pytest.raises(InputError, match="no whole GGUF file"):
+        with refused(where="m.gguf"):
             import_gguf(path, tmp_path / "m")
     path.write_bytes(whole.replace(b"qwen3", b"qwen9"))
-    with pytest.raises(
-        InputError, match=r"'qwen9', which no family here runs; expected one of gemma3, llama"
-    ):
+    with refused(where="m.gguf: general.architecture"):
         import_gguf(path, tmp_path / "m")
-    with pytest.raises(InputError, match="no such file"):
+    with refused(where="none.gguf"):
         import_gguf(tmp_path / "none.gguf", tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]

@@ -18,11 +18,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from isojax.core.config import ModelConfig, RopeScaling
-from isojax.core.errors import InputError
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.transformer import Decoder
 from tests.device import mesh
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -264,9 +264,9 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
     }
     (tmp_path / "a" / "config.json").write_text(json.dumps(spelling_4))
     assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "a"))).rope_scaling == scaling
-    with pytest.raises(InputError, match="exists, and nothing is overwritten"):
+    with refused():
         hf_export.save(params, shape, source, tmp_path / "a")
-    with pytest.raises(InputError, match="family 'tiny' cannot be exported"):
+    with refused():
         hf_export.save(params, shape.model_copy(update={"family": "tiny"}), source, tmp_path / "b")
     # and nothing is left behind
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "source"]
@@ -296,11 +296,11 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
     # as a saved config is read again, every field set
     assert hf_load.resolve_model(result) == result
     assert hf_load.resolve_model(ModelConfig()) == ModelConfig()
-    for field, value, words in (
-        ("layers", 4, "given 4, .* says 3"),
-        ("family", "llama", "given 'llama', .* says 'qwen3'"),
+    for field, value in (
+        ("layers", 4),
+        ("family", "llama"),
     ):
-        with pytest.raises(InputError, match=rf"cell\.model\.{field}: {words}"):
+        with refused():
             hf_load.resolve_model(ModelConfig.model_validate({"path": str(tmp_path), field: value}))
 
 
@@ -317,11 +317,9 @@ def test_a_family_of_ones_own_is_a_file_beside_the_config(
         "from isojax.models.architecture import llama_architecture\nfrom isojax.models.families "
         "import family\nbare = family(architectures=['QwenForCausalLM'])(llama_architecture)\n"
     )
-    with pytest.raises(
-        InputError, match=r"model/config.json: the family bare_family has no `settings`"
-    ):
+    with refused():
         hf_load.resolve_model(ModelConfig(path="model", family="bare_family"))
-    with pytest.raises(InputError, match="families plug-in 'no_family': no such module"):
+    with refused():
         hf_load.resolve_model(ModelConfig(path="model", family="no_family"))
 
 
@@ -346,52 +344,31 @@ def cut(folder: Path, size: int) -> None:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no folder": (shutil.rmtree, "no such folder"),
-    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "broken config": (
-        lambda f: (f / "config.json").write_text('{\n"a": 1,\n'),
-        r"config\.json, line 3: not JSON",
+    "no folder": shutil.rmtree,
+    "no config": lambda f: (f / "config.json").unlink(),
+    "broken config": lambda f: (f / "config.json").write_text('{\n"a": 1,\n'),
+    "a list": lambda f: (f / "config.json").write_text("[]"),
+    "unknown architecture": lambda f: edit_config(f, architectures=["GPT2LMHeadModel"]),
+    "no architecture": lambda f: edit_config(f, architectures=None),
+    "other rope": lambda f: edit_config(f, rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "missing weight": lambda f: rewrite(f, lambda s: s.pop("model.layers.1.mlp.up_proj.weight")),
+    "misshapen": lambda f: rewrite(
+        f, lambda s: s.update({"model.norm.weight": np.ones(9, np.float32)})
     ),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), "given a list at the top"),
-    "unknown architecture": (
-        lambda f: edit_config(f, architectures=["GPT2LMHeadModel"]),
-        r"/config\.json: .*'GPT2LMHeadModel'",
+    "another vocabulary": lambda f: edit_config(f, vocab_size=20),
+    "all misshapen": lambda f: edit_config(f, hidden_size=12),
+    "integers": lambda f: rewrite(
+        f, lambda s: s.update({"model.norm.weight": np.ones(8, np.int8)})
     ),
-    "no architecture": (lambda f: edit_config(f, architectures=None), "architectures = None"),
-    "other rope": (
-        lambda f: edit_config(f, rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-        r"/config\.json: .*'yarn'",
+    "no weights": lambda f: (f / "model.safetensors").unlink(),
+    "a pickle": lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+    "cut off": lambda f: cut(f, 4000),
+    "cut off in its header": lambda f: cut(f, 200),
+    "empty": lambda f: cut(f, 0),
+    "missing file": lambda f: index(
+        f, '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'
     ),
-    "missing weight": (
-        lambda f: rewrite(f, lambda s: s.pop("model.layers.1.mlp.up_proj.weight")),
-        r"1 weights .* model\.layers\.1\.mlp\.up_proj\.weight is missing, expected shape \[10, 8\]",
-    ),
-    "misshapen": (
-        lambda f: rewrite(f, lambda s: s.update({"model.norm.weight": np.ones(9, np.float32)})),
-        r"model\.norm\.weight has shape \[9\] in model\.safetensors, expected \[8\]",
-    ),
-    "another vocabulary": (
-        lambda f: edit_config(f, vocab_size=20),
-        r"2 weights .*expected \[20, 8\]",
-    ),
-    "all misshapen": (lambda f: edit_config(f, hidden_size=12), r"30 weights .*; and 26 more"),
-    "integers": (
-        lambda f: rewrite(f, lambda s: s.update({"model.norm.weight": np.ones(8, np.int8)})),
-        r"model\.norm\.weight is stored as I8 in model\.safetensors, expected F32, BF16, F16",
-    ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "it has none"),
-    "a pickle": (
-        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        r"it has pytorch_model\.bin, and pickles can run code",
-    ),
-    "cut off": (lambda f: cut(f, 4000), "not a whole safetensors file"),
-    "cut off in its header": (lambda f: cut(f, 200), "not a whole safetensors file"),
-    "empty": (lambda f: cut(f, 0), "not a whole safetensors file"),
-    "missing file": (
-        lambda f: index(f, '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'),
-        r"names x-1\.safetensors, x-2\.safetensors, which is not there",
-    ),
-    "an index of nothing": (lambda f: index(f, "{}"), "has no weight_map"),
+    "an index of nothing": lambda f: index(f, "{}"),
 }
 
 
@@ -399,9 +376,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, case: str) -> None:
     folder = tmp_path / "model"
     checkpoint(folder)
-    breakage, words = BROKEN[case]
+    breakage = BROKEN[case]
     breakage(folder)
-    with pytest.raises(InputError, match=words) as e:
+    with refused() as e:
         load(folder)
     assert str(folder) in str(e.value)
 
@@ -456,6 +433,6 @@ def test_the_fingerprint_knows_one_bit_and_takes_any_name(tmp_path: Path) -> Non
 def test_a_file_is_not_named_as_the_place_for_a_model(tmp_path: Path) -> None:
     for name, place in (("passwd", ""), ("new", f" --out {tmp_path / 'new'}")):
         (tmp_path / "passwd").touch()
-        with pytest.raises(InputError) as refusal:
+        with refused() as refusal:
             hf_load.read_config(tmp_path / name)
         assert str(refusal.value).endswith(f"isojax model import ORG/NAME{place}")

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from isojax.core.config import ModelConfig, load_config
 from isojax.core.config.model import LoraConfig, LoraTarget
-from isojax.core.errors import InputError
 from isojax.models.hf import hf_export
 from isojax.models.layers.mixture import MixtureOfExperts
 from isojax.models.layers.rope import Rope
@@ -23,6 +22,7 @@ from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl.optimizer import build_init_state, train_state_shapes
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, policy, quick_jit
 from tests.models import agreement
+from tests.refusals import refused
 from tests.rl.test_last_token import N, assert_gradient_of_whole_sequences
 
 pytestmark = pytest.mark.slow
@@ -148,9 +148,7 @@ def test_adapters_are_stored_in_the_dtype_asked_for(tmp_path: Path, dtype: str) 
 
 
 def test_each_target_is_named_once() -> None:
-    with pytest.raises(
-        InputError, match=r"cell\.model\.lora\.targets: given .*, expected each target once"
-    ):
+    with refused():
         load_config("quickstart", ["cell.model.lora.targets=[query,query]"])
 
 
@@ -158,9 +156,7 @@ def test_a_target_that_no_layer_has_is_refused() -> None:
     """One that was named; the default leaves out those that a family lacks."""
     shape = {"layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "mlp": 8}
     dense = ModelConfig(**shape, lora=LoraConfig(targets=("query", "experts")))
-    with pytest.raises(
-        InputError, match=r"no layer of this family has experts\. Expected some of query"
-    ):
+    with refused():
         Decoder(dense, 11)
     options = {"experts": 4, "top_k": 2, "expert_mlp": 8}
     sparse = ModelConfig(
@@ -174,7 +170,7 @@ def test_a_target_that_no_layer_has_is_refused() -> None:
 
 
 def test_sizes_that_a_layer_cannot_have_are_refused() -> None:
-    with pytest.raises(InputError, match="3 of a head were to be turned; expected an even count"):
+    with refused():
         Rope(3, 10_000.0)
-    with pytest.raises(InputError, match="a token meets 5 experts of 4"):
+    with refused():
         MixtureOfExperts(ModelConfig(), experts=4, hidden=8, top_k=5, renormalises=True)

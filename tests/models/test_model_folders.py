@@ -18,16 +18,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from isojax.core.config import ModelConfig
-from isojax.core.errors import InputError
 from isojax.models.hf import hf_load
 from tests.models.test_hf_load import checkpoint, config_json, edit_config, expected, flat, load
+from tests.refusals import refused
 
 Make = Callable[[Path], object]
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(InputError) as e:
+    with refused() as e:
         hf_load.check_weights(hf_load.resolve_model(ModelConfig(path=str(folder))))
     return str(e.value)
 
@@ -185,10 +185,10 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda folder: checkpoint(folder / "models--org--name" / "snapshots" / "0123"),
         ("cache of huggingface_hub", "give model/models--org--name/snapshots/0123"),
     ),
-    "links to nothing": (linked_to_nothing,
-        ("links to files that are not there: model.safetensors", "cp -rL")),
-    "a pointer of Git LFS": (pointer_of_git_lfs,
-        ("model.safetensors: is a pointer of Git LFS", "git lfs pull")),
+    "links to nothing": (linked_to_nothing, (("links to files that are not there: "
+"model.safetensors"), "cp -rL")),
+    "a pointer of Git LFS": (pointer_of_git_lfs, (("model.safetensors: a pointer of Git "
+"LFS"), "git lfs pull")),
     "llama.cpp": (
         with_files("model-q4_k_m.gguf", config=False),
         ("llama.cpp", "isojax model import model/model-q4_k_m.gguf"),

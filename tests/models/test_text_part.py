@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from isojax.core.config import ModelConfig
 from isojax.core.config.model import LoraConfig
-from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.hf.text_part import text_config_json
 from isojax.models.lora import split_adapters
 from isojax.models.transformer import Decoder
 from tests.device import mesh
+from tests.refusals import refused
 
 TEXT = Path(__file__).parent / "references" / "gemma3"
 VISION = {
@@ -182,33 +182,23 @@ def test_adapters_are_those_of_the_whole_model(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "no section": ({"text_config": None}, "text_config = None; expected an object"),
-    "another language model": (
-        {"text_config": config_json()["text_config"] | {"model_type": "llama"}},
-        "model_type = 'llama', which is another family",
-    ),
-    "a soft cap": (
-        {"text_config": config_json()["text_config"] | {"final_logit_softcapping": 30.0}},
-        "final_logit_softcapping = 30.0",
-    ),
-    "two flags": (
-        {
-            "tie_word_embeddings": True,
-            "text_config": config_json()["text_config"] | {"tie_word_embeddings": False},
-        },
-        "tie_word_embeddings = True at the top, and False in text_config",
-    ),
-    "quantised": (
-        {"quantization_config": {"quant_method": "bitsandbytes"}},
-        "the weights are quantised",
-    ),
+    "no section": {"text_config": None},
+    "another language model": {
+        "text_config": config_json()["text_config"] | {"model_type": "llama"}
+    },
+    "a soft cap": {"text_config": config_json()["text_config"] | {"final_logit_softcapping": 30.0}},
+    "two flags": {
+        "tie_word_embeddings": True,
+        "text_config": config_json()["text_config"] | {"tie_word_embeddings": False},
+    },
+    "quantised": {"quantization_config": {"quant_method": "bitsandbytes"}},
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str, tmp_path: Path) -> None:
-    more, expected = REFUSED[case]
-    with pytest.raises(InputError, match=re.escape(expected)) as e:
+    more = REFUSED[case]
+    with refused() as e:
         load(make_folder(tmp_path / "whole", **more))
     assert f"{tmp_path / 'whole'}/config.json" in str(e.value)
 
@@ -222,16 +212,12 @@ def test_a_missing_tensor_and_a_second_copy_are_refused(tmp_path: Path) -> None:
         if not name.endswith("layers.3.mlp.up_proj.weight")
     }
     save_file(fewer, folder / "model.safetensors")
-    with pytest.raises(
-        InputError, match=r"1 weights .*model\.layers\.3\.mlp\.up_proj\.weight is missing"
-    ):
+    with refused(where="whole"):
         load(folder)
 
     again = {name_in_transformers("model.norm.weight"): np.ones(20, np.float32)}
     save_file(tensors | again, folder / "model.safetensors")
-    with pytest.raises(
-        InputError, match=r"holds the language model twice, as .*model\.norm\.weight"
-    ):
+    with refused(where="whole"):
         load(folder)
 
 
@@ -239,6 +225,6 @@ def test_another_model_of_images_is_refused_with_what_it_is(tmp_path: Path) -> N
     shutil.copytree(TEXT, tmp_path / "other")
     config = config_json(architectures=["LlavaForConditionalGeneration"])
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="a model of images, sound or pairs of texts") as e:
+    with refused(where="config.json") as e:
         load(tmp_path / "other")
     assert "Gemma3ForConditionalGeneration" in str(e.value)

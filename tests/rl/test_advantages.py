@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.core.errors import InputError
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.advantages.batch import batch_standardized
 from isojax.rl.advantages.group import group as group_plugin
 from isojax.rl.algorithm import check_plugins, resolve_algorithm
+from tests.refusals import refused
 
 ROWS, GROUPS = 100, 20
 DECORATOR = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"
@@ -142,15 +142,15 @@ def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "value, actual",
+    "value",
     [
-        ("jnp.zeros(batch.num_groups)", r"an array of shape \(3,\)"),
-        ("batch.rewards.reshape(-1)", r"an array of shape \(10,\)"),
-        ("(batch.rewards, batch.rewards)", "a tuple"),
+        "jnp.zeros(batch.num_groups)",
+        "batch.rewards.reshape(-1)",
+        "(batch.rewards, batch.rewards)",
     ],
 )
 def test_an_estimator_of_another_shape_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, actual: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     name = f"estimator_{abs(hash(value))}"
     (tmp_path / f"{name}.py").write_text(
@@ -158,5 +158,5 @@ def test_an_estimator_of_another_shape_is_refused(
     )
     monkeypatch.syspath_prepend(tmp_path)
     algorithm = resolve_algorithm(RLConfig(advantage=f"{name}.mine"))
-    with pytest.raises(InputError, match=f"it returns {actual}; expected advantage"):
+    with refused(where="cell.rl.advantage"):
         check_plugins(algorithm)

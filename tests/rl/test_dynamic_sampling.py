@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.core.shapes import SamplerShapes
@@ -19,6 +18,7 @@ from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.layout import Layout
 from tests.device import MESHES, mesh
+from tests.refusals import refused
 
 B_p, n, T, P = 6, 3, 4, 2
 
@@ -105,15 +105,13 @@ def test_equal_groups_are_replaced(
 
 
 @pytest.mark.parametrize(
-    ("words", "cells", "match"),
+    ("words", "cells"),
     [
-        ({"loss": "reinforce_pp"}, [Cell(4, 1, 0)], "n = 1: the rewards of a group of one"),
-        ({"max_staleness": 1}, [Cell(4, 4, 0)], "max_staleness = 1"),
-        ({}, [Cell(4, 2, 0, "auto", (Stage(0, 4, 2),), n_max=8)], "where n is chosen on the way"),
+        ({"loss": "reinforce_pp"}, [Cell(4, 1, 0)]),
+        ({"max_staleness": 1}, [Cell(4, 4, 0)]),
+        ({}, [Cell(4, 2, 0, "auto", (Stage(0, 4, 2),), n_max=8)]),
     ],
 )
-def test_what_dynamic_sampling_contradicts(
-    words: dict[str, Any], cells: list[Cell], match: str
-) -> None:
-    with pytest.raises(InputError, match=match):
+def test_what_dynamic_sampling_contradicts(words: dict[str, Any], cells: list[Cell]) -> None:
+    with refused():
         check_algorithm(RLConfig(dynamic_sampling=3, **words), cells)

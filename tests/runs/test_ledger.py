@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from isojax.core.config import config_hash, load_config, save_config
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, Ledger, read_run, read_runs
 from isojax.runs.spend_file import SPEND_FILE, read_spending, write_spending
+from tests.refusals import refused
 
 CELL = Cell(16, 4, 0)
 
@@ -58,7 +58,7 @@ def test_right_answers_of_extra_sets_are_kept_and_may_be_absent(tmp_path: Path) 
     row = json.loads(path.read_text().splitlines()[2])
     assert row["extra"] == {"hard": [0, 2], "ood": [1]}
     path.write_text(path.read_text().replace('{"hard": [0, 2], "ood": [1]}', "[0, 2]"))
-    with pytest.raises(InputError, match="line 3 is not an evaluation"):
+    with refused(where="records.jsonl, line 3"):
         read_run(folder)
 
 
@@ -93,7 +93,7 @@ def test_a_torn_header_starts_the_ledger_again(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path, targets=())
     full = (folder / RECORDS_FILE).read_bytes()
     (folder / RECORDS_FILE).write_bytes(full[:20])
-    with pytest.raises(InputError, match="holds no complete point"):
+    with refused(where="records.jsonl"):
         read_run(folder)
     Ledger(folder, CELL, "abc")
     assert (folder / RECORDS_FILE).read_bytes() == full
@@ -105,9 +105,9 @@ def test_a_broken_middle_line_is_refused_with_its_place(tmp_path: Path, broken: 
     lines = (folder / RECORDS_FILE).read_bytes().split(b"\n")
     lines[2] = broken
     (folder / RECORDS_FILE).write_bytes(b"\n".join(lines))
-    with pytest.raises(InputError, match=r"records\.jsonl, line 3 is broken"):
+    with refused(where="records.jsonl, line 3"):
         read_run(folder)
-    with pytest.raises(InputError, match="line 3"):
+    with refused(where="records.jsonl, line 3"):
         Ledger(folder, CELL, "abc")
     assert (folder / RECORDS_FILE).read_bytes() == b"\n".join(lines)
 
@@ -116,14 +116,14 @@ def test_a_point_that_lacks_a_field_is_refused_with_its_place(tmp_path: Path) ->
     folder = cell_folder(tmp_path)
     with (folder / RECORDS_FILE).open("a") as f:
         f.write(json.dumps({"kind": "eval", "target": 256}) + "\n")
-    with pytest.raises(InputError, match=r"line 5 is not an evaluation \(it has no 'M'\)"):
+    with refused(where="records.jsonl, line 5"):
         read_run(folder)
 
 
 def test_falling_rollouts_are_refused_with_their_place(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
     Ledger(folder, CELL, "abc").append(point(256, rollouts=100), seconds=1.0, devices=1)
-    with pytest.raises(InputError, match="line 5: rollouts fall from 128 to 100"):
+    with refused(where="records.jsonl, line 5"):
         read_run(folder)
 
 
@@ -135,7 +135,7 @@ def test_another_runs_ledger_is_refused_and_kept(
 ) -> None:
     folder = cell_folder(tmp_path)
     before = (folder / RECORDS_FILE).read_bytes()
-    with pytest.raises(InputError, match="belongs to another run"):
+    with refused(where="records.jsonl"):
         Ledger(folder, cell, cell_hash)
     assert (folder / RECORDS_FILE).read_bytes() == before
 
@@ -154,7 +154,7 @@ def test_a_run_of_spend_has_a_field_that_older_ledgers_have_in_a_name(tmp_path: 
     assert [p.target for p in read_run(folder).points] == [0, 64]
 
     path.write_text(json.dumps({**header, "is_of_spend": 1}) + "\n" + rest)
-    with pytest.raises(InputError, match="is_of_spend is neither true nor false"):
+    with refused():
         read_run(folder)
 
 
@@ -168,12 +168,12 @@ def test_spending_is_read_back_and_its_cells_do_not_say_whose_they_are(tmp_path:
 
 
 def test_no_point_no_file_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no complete point"):
+    with refused(where="records.jsonl"):
         read_run(cell_folder(tmp_path, targets=()))
-    with pytest.raises(InputError, match="no such run"):
+    with refused():
         read_runs([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"holds no records\.jsonl"):
+    with refused():
         read_runs([tmp_path / "empty"])
 
 
@@ -197,10 +197,10 @@ def test_cells_are_found_below_a_sweep_and_sorted(tmp_path: Path) -> None:
 def test_two_ledgers_of_one_cell_and_mixed_settings_are_refused(tmp_path: Path) -> None:
     cell_folder(tmp_path / "a")
     cell_folder(tmp_path / "b")
-    with pytest.raises(InputError, match="two ledgers of 16x4-s0"):
+    with refused():
         read_runs([tmp_path / "a", tmp_path / "b"])
     cell_folder(tmp_path / "c", Cell(16, 8, 0), cell_hash="other")
-    with pytest.raises(InputError, match="different `cell` settings"):
+    with refused():
         read_runs([tmp_path / "a", tmp_path / "c"])
 
 
@@ -217,20 +217,15 @@ def test_the_settings_that_differ_are_named(tmp_path: Path) -> None:
 
     plain = sweep("plain", CELL)
     slower = sweep("slower", Cell(16, 8, 0), "cell.rl.learning_rate=1e-5")
-    rate = load_config("quickstart").cell.rl.learning_rate
-    with pytest.raises(
-        InputError,
-        match=rf"different settings: cell\.rl\.learning_rate \({rate} and 1e-05\); one law",
-    ):
+    with refused():
         read_runs([plain, slower])
 
     by_server = ("run.rollouts=server", "run.server.url=http://host", "run.eval_server=http://host")
     served = sweep("served", Cell(16, 16, 0), *by_server)
-    names = r"run\.evaluations \(local and server\), run\.rollouts \(local and server\)"
-    with pytest.raises(InputError, match=f"different settings: {names}; one law"):
+    with refused():
         read_runs([plain, served])
 
     # A config that was edited later is not the runs'.
     save_config(load_config("quickstart", ["cell.rl.kl=0.1"]), slower / "config.yaml")
-    with pytest.raises(InputError, match=r"`cell` settings, or sampled by .*: '\w+' and '\w+'"):
+    with refused():
         read_runs([plain, slower])

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
 from isojax.runs.ledger import read_run, read_runs, read_timing, recorded_points, write_run
 from isojax.scaling.checks.ledger_check import check_ledgers
 from isojax.scaling.fit import fit_all_runs
+from tests.refusals import refused
 
 POINT = EvalPoint(
     64,
@@ -30,29 +30,20 @@ POINT = EvalPoint(
     {"hard": (1, 4)},
 )
 POINTS = {
-    "avg@4 = 7": ({"metrics": {"avg@4": 7}}, r"avg@4 is 7.*at most 1\)"),
-    "a set's metric below 0": (
-        {"metrics": {"avg@4": 0.5, "hard/best@2": -0.1}},
-        r"hard/best@2 is -0\.1",
-    ),
-    "a metric of 1e308": ({"metrics": {"worst@4": 1e308}}, r"worst@4 is 1e\+308"),
-    "a metric that is NaN": ({"metrics": {"avg@4": float("nan")}}, "avg@4 is nan"),
-    "counts above samples": ({"counts": [0, 5, 2]}, r"counts is 5.*at most 4\)"),
-    "counts of a set above samples": ({"extra": {"hard": [9]}}, "counts is 9"),
-    "avg@4 that its counts contradict": (
-        {"metrics": {"avg@4": 0.52}},
-        r"avg@4 is 0\.52, and its counts give 0\.5",
-    ),
-    "avg@4 of a set that its counts contradict": (
-        {"metrics": {"hard/avg@4": 0.1}},
-        "hard/avg@4 is 0.1, .* give 0.625",
-    ),
-    "negative counts": ({"counts": [-1]}, "counts is -1"),
-    "negative samples": ({"samples": -4, "counts": [], "extra": {}}, "samples is -4"),
-    "samples beyond the limit": ({"samples": 10**9}, r"samples is 1000000000.*at most 10000\)"),
-    "tokens beyond int64": ({"tokens": 10**30}, "tokens is"),
-    "rollouts of 5,000 digits": ({"rollouts": "@"}, "line 2"),
-    "a metric nested 3,000 deep": ({"metrics": "@@"}, "line 2"),
+    "avg@4 = 7": {"metrics": {"avg@4": 7}},
+    "a set's metric below 0": {"metrics": {"avg@4": 0.5, "hard/best@2": -0.1}},
+    "a metric of 1e308": {"metrics": {"worst@4": 1e308}},
+    "a metric that is NaN": {"metrics": {"avg@4": float("nan")}},
+    "counts above samples": {"counts": [0, 5, 2]},
+    "counts of a set above samples": {"extra": {"hard": [9]}},
+    "avg@4 that its counts contradict": {"metrics": {"avg@4": 0.52}},
+    "avg@4 of a set that its counts contradict": {"metrics": {"hard/avg@4": 0.1}},
+    "negative counts": {"counts": [-1]},
+    "negative samples": {"samples": -4, "counts": [], "extra": {}},
+    "samples beyond the limit": {"samples": 10**9},
+    "tokens beyond int64": {"tokens": 10**30},
+    "rollouts of 5,000 digits": {"rollouts": "@"},
+    "a metric nested 3,000 deep": {"metrics": "@@"},
 }
 HEADERS: dict[str, dict[str, Any]] = {
     "schema 99": {"schema": 99}, "no schema": {"schema": None}, "n = -4": {"n": -4},
@@ -84,10 +75,10 @@ def test_what_a_run_measures_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", POINTS)
 def test_points(tmp_path: Path, case: str) -> None:
-    changed, message = POINTS[case]
+    changed = POINTS[case]
     folder = ledger(tmp_path / "cell", point=changed)
     for read in (read_run, lambda f: read_runs([f]), recorded_points):
-        with pytest.raises(InputError, match=message):
+        with refused(where="records.jsonl, line 2"):
             read(folder)
     (error,) = check_ledgers([folder]).errors
     assert "line 2" in error
@@ -95,7 +86,7 @@ def test_points(tmp_path: Path, case: str) -> None:
         point = replace(
             POINT, **{k: tuple(v) if isinstance(v, list) else v for k, v in changed.items()}
         )
-        with pytest.raises(InputError, match="is not an evaluation"):
+        with refused(where="log.csv"):
             write_run(tmp_path / "new", RunRecord(Cell(4, 4, 0), (point,), "log.csv"))
         assert not (tmp_path / "new").exists()
 
@@ -104,9 +95,7 @@ def test_points(tmp_path: Path, case: str) -> None:
 def test_headers(tmp_path: Path, case: str) -> None:
     folder = ledger(tmp_path / "cell", HEADERS[case])
     for read in (read_run, recorded_points):
-        with pytest.raises(
-            InputError, match=r"line 1: header .* needs schema = 1, B_p and n from 1"
-        ):
+        with refused(where="records.jsonl, line 1"):
             read(folder)
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
 
@@ -147,23 +136,17 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
     header, first, last = (
         json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()
     )
-    rows, message = {
-        "point": ([header, first | {"metrics": {"avg@4": 7}}, last], "line 2 is not an evaluation"),
-        "kind": (
-            [header, first | {"kind": "evil"}, last],
-            "line 2 is broken .*whose kind is one of cell, eval, failed, timing",
-        ),
-        "repeated": (
-            [header, first, first, last],
-            "line 3: the point at 64 rollouts is there twice",
-        ),
-        "header": ([header, first, header, last], "line 3 begins another run"),
-        "M": ([header, first | {"M": 9}, last | {"M": 8}], "line 3: M falls from 9 to 8"),
+    rows = {
+        "point": [header, first | {"metrics": {"avg@4": 7}}, last],
+        "kind": [header, first | {"kind": "evil"}, last],
+        "repeated": [header, first, first, last],
+        "header": [header, first, header, last],
+        "M": [header, first | {"M": 9}, last | {"M": 8}],
     }[case]
     assert recorded_points(folder)[0][-1] == LATER
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for read in (read_run, recorded_points):
-        with pytest.raises(InputError, match=message):
+        with refused(where="records.jsonl"):
             read(folder)
 
 
@@ -193,5 +176,5 @@ def test_a_single_run_of_three_evaluations_is_refused_by_check_as_by_fit(tmp_pat
     message = "16x1: fewer than 4 points at C > 0 in all"
     (error,) = check_ledgers([tmp_path]).errors
     assert message in error
-    with pytest.raises(InputError, match=message):
+    with refused():
         fit_all_runs(read_runs([tmp_path]), "avg@4")

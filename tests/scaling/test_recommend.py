@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import (
@@ -18,6 +17,7 @@ from isojax.scaling.result import (
     NStarFit,
     StabilityVerdict,
 )
+from tests.refusals import refused
 from tests.scaling.documents import altered, document, without_draws
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world
@@ -85,7 +85,7 @@ def test_unstable_B_p_is_passed_over():
     f = altered(
         FIT, stability=(StabilityVerdict(16, False, "n=8 fell"), StabilityVerdict(64, False))
     )
-    with pytest.raises(InputError, match=r"no measured B_p is stable \(16, 64\)"):
+    with refused():
         recommend(f, 1e5)
     assert said(recommend(f, 1e5, fix={"B_p": 16}), "was unstable: n=8 fell")
 
@@ -110,7 +110,7 @@ def test_B_max():
     assert r.allocation == Allocation(16, 16, 3906)  # 300 // 16 = 18, so 16
     assert said(r, "B_max = 300")
     assert all(c.B_p * c.n <= 300 for c in r.measured_cells)
-    with pytest.raises(InputError, match="B_p = 16 alone exceeds B_max = 8"):
+    with refused(where="B_p"):
         recommend(FIT, 1e6, B_max=8)
 
 
@@ -129,7 +129,7 @@ def test_fixed_B():
     assert recommend(FIT, 1e5, fix={"B": 1000}).allocation == Allocation(125, 8, 100)
     tight = recommend(FIT, 1e5, fix={"B": 6})
     assert tight.allocation == Allocation(1, 4, 25000)
-    with pytest.raises(InputError, match="B = 2000 exceeds B_max = 1000"):
+    with refused(where="B"):
         recommend(FIT, 1e5, B_max=1000, fix={"B": 2000})
 
 
@@ -143,28 +143,25 @@ def test_fixed_M_takes_the_best_measured_cell_that_fits():
     assert recommend(FIT, 1e5, B_max=128, fix={"M": 100}).allocation == Allocation(64, 2, 100)
     # M = 10000 leaves B = 10 < 16 x 2: n from n*(C) = 8, B_p = floor(10 / 8).
     assert recommend(FIT, 1e5, fix={"M": 10000}).allocation == Allocation(1, 8, 10000)
-    with pytest.raises(InputError, match="less than one rollout in each of M"):
+    with refused(where="C"):
         recommend(FIT, 1e5, fix={"M": 200_000})
 
 
 def test_too_small_a_budget():
-    with pytest.raises(
-        InputError,
-        match=r"C = 20 is less than one update of B_p n = 16 x 2 = 32 .*expected C >= 32",
-    ):
+    with refused(where="C"):
         recommend(FIT, 20)
     assert recommend(FIT, 32).allocation == Allocation(16, 2, 1)
 
 
 @pytest.mark.parametrize("C", [0, -5, float("nan"), float("inf"), True])
 def test_bad_budgets(C):
-    with pytest.raises(InputError, match="positive finite"):
+    with refused(where="C"):
         recommend(FIT, C)
 
 
 @pytest.mark.parametrize("fix", [{"n": 8}, {"M": 3, "B": 64}, {"M": 0}, {"B_p": 1.5}])
 def test_bad_fixes(fix):
-    with pytest.raises(InputError, match="expected"):
+    with refused():
         recommend(FIT, 1e5, fix=fix)
 
 
@@ -173,14 +170,14 @@ def test_whole_numbers_of_numpy_are_whole_numbers(fix):
     numpy_fix = fix and {name: np.int64(value) for name, value in fix.items()}
     expected = recommend(FIT, 1e5, B_max=300, fix=fix)
     assert recommend(FIT, 1e5, B_max=np.int32(300), fix=numpy_fix) == expected
-    with pytest.raises(InputError, match="expected a positive whole number"):
+    with refused(where="B_max"):
         recommend(FIT, 1e5, B_max=np.int64(0))
 
 
 def test_fits_that_cannot_be_used():
-    with pytest.raises(InputError, match="mode is 'best'"):
+    with refused():
         recommend(altered(FIT, mode="best"), 1e5)
-    with pytest.raises(InputError, match="a fit in tokens"):
+    with refused():
         recommend(altered(FIT, compute="tokens"), 1e5)
 
 

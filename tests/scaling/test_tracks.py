@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.evaluation_noise import paired_lead
 from isojax.scaling.reward_metric import (
@@ -17,6 +16,7 @@ from isojax.scaling.reward_metric import (
     parse_metric,
 )
 from isojax.scaling.tracks import make_track
+from tests.refusals import refused
 
 
 def run(points, hours=(), source="runs/a/records.jsonl"):
@@ -53,15 +53,15 @@ def test_large_samples_do_not_overflow():
 
 
 @pytest.mark.parametrize(
-    ("count", "metric", "match"),
+    ("count", "metric"),
     [
-        (1, "best@8", "k <= 4"),
-        (5, "avg@4", r"0\.\.4"),
-        (1, "reward", "avg@k, best@k, worst@k, pass@k, verl/best@k or verl/worst@k"),
+        (1, "best@8"),
+        (5, "avg@4"),
+        (1, "reward"),
     ],
 )
-def test_estimators_refuse(count, metric, match):
-    with pytest.raises(InputError, match=match):
+def test_estimators_refuse(count, metric):
+    with refused():
         metric_per_problem([count], 4, metric)
 
 
@@ -72,11 +72,9 @@ def test_metric_is_recorded_or_derived_from_counts():
     # 1 - C(3,2)/6, 1 - C(2,2)/6, 1
     assert metric_value(p, "best@2") == pytest.approx((1 / 2 + 5 / 6 + 1) / 3)
     assert metric_value(p, "worst@4") == pytest.approx(1 / 3)
-    with pytest.raises(
-        InputError, match=r"here .* no metric 'best@8'; expected .*avg@4, ood/avg@4 and .* k <= 4"
-    ):
+    with refused():
         metric_value(p, "best@8", "here")
-    with pytest.raises(InputError, match="those it has: none"):
+    with refused():
         metric_value(EvalPoint(0, 0, 0, 0, {}), "avg@4")
 
 
@@ -96,15 +94,9 @@ def test_metrics_of_extra_sets_follow_from_their_own_right_answers():
         (),
         (),
     ]
-    with pytest.raises(
-        InputError,
-        match=(
-            r"no metric 'hard/best@8'; expected .* for k <= 4 from its counts, after hard/, ood/ "
-            "for an extra"
-        ),
-    ):
+    with refused():
         metric_value(p, "hard/best@8")
-    with pytest.raises(InputError, match="no metric 'esay/avg@4'"):
+    with refused():
         metric_value(p, "esay/avg@4")
 
 
@@ -120,23 +112,23 @@ def test_compute_axes():
     assert axis(r, "rollouts") == [0, 64]
     assert axis(r, "tokens") == [0, 500]
     assert axis(r, "device_hours") == [0, 0.25]  # from the base policy's evaluation on
-    with pytest.raises(InputError, match=r"records\.jsonl has device hours for 0 of 2"):
+    with refused(where="runs/a/records.jsonl"):
         axis(run(r.points), "device_hours")
-    with pytest.raises(InputError, match="rollouts, tokens, device_hours"):
+    with refused(where="compute"):
         axis(r, "flops")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 1.2])
 def test_a_reward_outside_the_unit_interval_is_refused_with_its_file(value):
-    with pytest.raises(InputError, match=r"runs/a/records\.jsonl: avg@4 is .* at C = 64"):
+    with refused(where="runs/a/records.jsonl"):
         make_track(run([EvalPoint(64, 2, 64, 0, {"avg@4": value})]), "avg@4", "rollouts")
 
 
 def test_compute_must_rise():
     points = [EvalPoint(c, 1, c, 0, {"avg@4": 0.3}) for c in (64, 32)]
-    with pytest.raises(InputError, match="rollouts is 32 at evaluation 2"):
+    with refused(where="runs/a/records.jsonl"):
         make_track(run(points), "avg@4", "rollouts")
-    with pytest.raises(InputError, match="no evaluation"):
+    with refused(where="runs/a/records.jsonl"):
         make_track(run([]), "avg@4", "rollouts")
 
 
@@ -163,5 +155,5 @@ def test_pairing_removes_the_spread_of_difficulty():
 
 
 def test_paired_lead_refuses_other_problems():
-    with pytest.raises(InputError, match="3 validation problems are to be paired with 2"):
+    with refused():
         paired_lead([answered([1, 2, 3])], [answered([1, 2])], "avg@4")

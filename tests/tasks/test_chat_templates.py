@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.tasks import tokenizer
 from isojax.tasks.tokenizer import load_tokenizer
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level
 
 CHATS = [[{"role": "user", "content": f"1 + {i} ="}] for i in range(3)]
@@ -32,27 +32,19 @@ def test_it_is_what_transformers_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    "template",
     [
-        ("{{ 'a' * 10**10 }}", "more than 512 MiB of memory"),
-        ("{{ 'a' * 10**7 }}", "10,000,000 characters, expected at most 1,048,576"),
-        ("{{ '%0999999999d' % 1 }}", "more than 512 MiB of memory"),
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "took more than 1 s",
-        ),
-        ("{{ " + "(" * 999, "Error"),
-        (
-            "{% if messages[0].content == '1 + 1 =' %}{{ raise_exception('not this') }}{% endif %}",
-            "not this",
-        ),
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' * 10**7 }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ " + "(" * 999,
+        "{% if messages[0].content == '1 + 1 =' %}{{ raise_exception('not this') }}{% endif %}",
     ],
 )
 def test_what_takes_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "SECONDS", 1.0)
-    with pytest.raises(
-        InputError, match=r"the chat template in .* refuses the conversation .*1 \+ .*" + problem
-    ):
+    with refused():
         render(tmp_path, template)

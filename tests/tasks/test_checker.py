@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from isojax.core.config import VerifierConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks import check_process, grading, guarded_process
 from isojax.tasks.grading import Checker
+from tests.refusals import refused
 
 REWARDS = '''
 import ctypes, os, signal, subprocess, sys, time
@@ -229,9 +229,7 @@ def test_a_verifier_whose_first_checks_all_hang_is_refused(
         VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=2
     ) as checker:
         checker.on_failure = lambda *failure: reported.append(failure)
-        with pytest.raises(
-            InputError, match=r"none of its first 4 checks ended within cell.verifier.timeout = 0.1"
-        ):
+        with refused():
             grade(checker, ["", *["sleep"] * 200])
         assert time.monotonic() - began < 15  # the other worker stops too, whichever has found it
         assert [kind for kind, _ in reported] == [
@@ -328,10 +326,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
         )
         assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
         starts[0], failing = 0, 100
-        with pytest.raises(
-            InputError,
-            match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)",
-        ):
+        with refused():
             grade(checker, ["gone", "good"])
         assert starts == [check_process.MAX_STARTS]
 
@@ -381,13 +376,7 @@ def test_a_forks_verifier_says_where_it_runs(
     (tmp_path / "fork_of_checks").mkdir()
     (tmp_path / "fork_of_checks" / "odd.py").write_text(ODD_VERIFIER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        InputError,
-        match=(
-            r"plug-in 'fork_of_checks.odd': odd.py:2: @verifier has no argument isolated, which it "
-            "needs"
-        ),
-    ):
+    with refused(where="verifiers plug-in 'fork_of_checks.odd': odd.py:2: @verifier"):
         Checker(VerifierConfig(use="fork_of_checks.odd"))
 
 
@@ -402,10 +391,7 @@ def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> N
             Problem(2, "?", "", columns={"level": 4}),
         ]
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
-        with pytest.raises(
-            InputError,
-            match="takes level, which problem 7 does not have; it has answer, completions, prompts",
-        ):
+        with refused():
             checker.grade([*problems, Problem(7, "?", "")] * 10, ["?"] * 30, ["x"] * 30)
         # and the workers are as before
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
@@ -416,65 +402,55 @@ def test_a_closed_checker_says_so(rewards: Path) -> None:
     process = checker._workers[0]._process
     checker.close()
     assert process is not None and process.popen.wait(0) == -signal.SIGKILL
-    with pytest.raises(InputError, match="closed"):
+    with refused():
         grade(checker, ["good"])
 
 
 @pytest.mark.parametrize(
-    ("use", "text", "message"),
+    ("use", "text"),
     [
-        ("function:missing.py:f", None, r"no such file: missing\.py"),
-        ("function:own.py", "", "expected function:FILE.py:NAME or function:PACKAGE.MODULE:NAME"),
+        ("function:missing.py:f", None),
+        ("function:own.py", ""),
         (
             "function:own.py:f",
             "def g(): pass\ndef h(): pass\n",
-            "own.py has no function 'f'; it has g, h",
         ),
         (
             "function:own.py:f",
             "x = 1\ndef f(:\n",
-            r"own.py cannot be imported: own.py:2: SyntaxError",
         ),
         (
             "function:own.py:f",
             "\nimport no_such_package\n",
-            r"own.py:2: ModuleNotFoundError: No module named 'no_such_package'",
         ),
-        ("function:own.py:f", "import sys\nsys.exit(4)\n", r"own.py:2: SystemExit: 4"),
+        ("function:own.py:f", "import sys\nsys.exit(4)\n"),
         (
             "function:own.py:f",
             "import os\nos._exit(4)\n",
-            "its process did not start: the process exited with 4",
         ),
         (
             "function:own.py:f",
             "x = [bytes(2**20) for _ in range(10**5)]\n",
-            "own.py:1: MemoryError",
         ),
         (
             "verl:no.such.module",
             None,
-            "module no.such.module cannot be imported: .*ModuleNotFoundError",
         ),
-        ("verl:own.py", "def other(): pass\n", "no function 'compute_score'; it has other"),
+        ("verl:own.py", "def other(): pass\n"),
         (
             "maths",
             None,
-            (
-                "plug-in 'maths': no such module; expected one of .*exact, function,.*integer, "
-                "math,.*verl"
-            ),
         ),
-        ("exact:x", None, "exact takes no argument"),
+        ("exact:x", None),
     ],
 )
 def test_what_cannot_start_is_said_at_once(
-    use: str, text: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("own.py").write_text(text)
-    with pytest.raises(InputError, match=message):
+    with refused():
         Checker(VerifierConfig(use=use, memory_gib=0.5), num_workers=1)
 
 

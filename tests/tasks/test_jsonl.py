@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import open_source
+from tests.refusals import refused
 
 
 def write(folder: Path, *rows: Any, name: str = "p.jsonl") -> Path:
@@ -34,8 +34,8 @@ def read(path: Path, **data: Any) -> list[Problem]:
     return sorted(result, key=lambda p: p.id)
 
 
-def refused(path: Path, **data: Any) -> str:
-    with pytest.raises(InputError) as e:
+def refusal_text(path: Path, **data: Any) -> str:
+    with refused() as e:
         read(path, **data)
     return str(e.value)
 
@@ -76,15 +76,15 @@ def test_which_columns_are_read(tmp_path: Path) -> None:
     ] == [("i", "deep")]
     assert (
         "no answer: there are the columns instruction, query, target, final_answer, x; expected 'z'"
-        in refused(path, answer_key="z")
+        in refusal_text(path, answer_key="z")
     )
     assert [
         p.answer for p in read(write(tmp_path, {"prompt": "p", "answer": None, "solution": "s"}))
     ] == ["s"]
-    assert "line 1: 'answer' is missing or empty" in refused(
+    assert "line 1: 'answer': missing or empty" in refusal_text(
         write(tmp_path, {"prompt": "p", "answer": None})
     )
-    other = refused(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
+    other = refusal_text(write(tmp_path, {"text": "a", "label": "b"}, name="other.jsonl"))
     assert (
         "other.jsonl, line 1: no prompt: there are the columns text, label; expected one of "
         "prompt, question"
@@ -119,11 +119,11 @@ def test_a_conversation(tmp_path: Path) -> None:
         )
     ]
     for bad in ([], [{"role": "assistant", "content": "hi"}], turns[:1]):
-        assert "the conversation in 'prompt' ends with" in refused(
+        assert "the conversation in 'prompt' ends with" in refusal_text(
             write(tmp_path, {"prompt": bad, "answer": "4"})
         )
     for bad in ([{"content": "hi"}], ["hi"], [{"role": "user", "content": [{"type": "image"}]}]):
-        assert "expected text or a list of {role, content}" in refused(
+        assert "expected text or a list of {role, content}" in refusal_text(
             write(tmp_path, {"prompt": bad, "answer": "4"})
         )
 
@@ -133,22 +133,22 @@ def test_a_conversation(tmp_path: Path) -> None:
     [
         ('{"prompt": "b", "answer": "1"', "line 3: not JSON (Expecting ',' delimiter at column "),
         ('{"prompt": "b", "answer": "1"} {}', "line 3: not JSON (Extra data at column "),
-        ("[1, 2]", "line 3: given '[1, 2]' (list), expected a JSON object"),
-        ('{"answer": "1"}', "line 3: 'prompt' is missing or empty"),
-        ('{"prompt": "b", "answer": " "}', "line 3: 'answer' is missing or empty"),
-        ('{"prompt": "b", "answer": null}', "line 3: 'answer' is missing or empty"),
+        ("[1, 2]", "line 3: given '[1, 2]' (list); expected a JSON object"),
+        ('{"answer": "1"}', "line 3: 'prompt': missing or empty"),
+        ('{"prompt": "b", "answer": " "}', "line 3: 'answer': missing or empty"),
+        ('{"prompt": "b", "answer": null}', "line 3: 'answer': missing or empty"),
         (
             '{"prompt": "b", "answer": true}',
-            "line 3: 'answer' is 'True' (bool), expected text or a number",
+            "line 3: 'answer': given 'True' (bool); expected text or a number",
         ),
         (
             '{"prompt": "b", "answer": false}',
-            "line 3: 'answer' is 'False' (bool), expected text or a number. "
+            "line 3: 'answer': given 'False' (bool); expected text or a number. "
             'Write it as text, in every row that has one: "false".',
         ),
-        ('{"prompt": "b", "answer": NaN}', "line 3: 'answer' is 'nan' (float)"),
-        ('{"prompt": {"x": 1}, "answer": "1"}', "line 3: 'prompt' is \"{'x': 1}\" (dict)"),
-        ('{"prompt": "\\ud800", "answer": "1"}', "line 3: 'prompt' holds half a surrogate pair"),
+        ('{"prompt": "b", "answer": NaN}', "line 3: 'answer': given 'nan' (float)"),
+        ('{"prompt": {"x": 1}, "answer": "1"}', "line 3: 'prompt': given \"{'x': 1}\" (dict)"),
+        ('{"prompt": "\\ud800", "answer": "1"}', "line 3: 'prompt': holds half a surrogate pair"),
         (
             '{"prompt": ' + "9" * 5000 + ', "answer": "1"}',
             "line 3: cannot be read (Exceeds the limit",
@@ -158,26 +158,26 @@ def test_a_conversation(tmp_path: Path) -> None:
 )
 def test_a_broken_line_is_named(tmp_path: Path, row: str, message: str) -> None:
     path = write(tmp_path, {"prompt": "a", "answer": "1"}, "", row)
-    assert refused(path).startswith(f"{path}, {message}")
+    assert refusal_text(path).startswith(f"{path}, {message}")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path / "none.jsonl")
-    assert "Is a directory" in refused(tmp_path)
-    assert "holds no problem" in refused(write(tmp_path, "", ""))
-    assert "line 1: given '[1]' (list), expected a JSON object on each line" in refused(
+    assert "No such file" in refusal_text(tmp_path / "none.jsonl")
+    assert "Is a directory" in refusal_text(tmp_path)
+    assert "no problem" in refusal_text(write(tmp_path, "", ""))
+    assert "line 1: given '[1]' (list); expected a JSON object on each line" in refusal_text(
         write(tmp_path, [1])
     )
     plain = write(tmp_path, {"prompt": "a", "answer": "1"}, name="q.jsonl.gz")
-    assert "cannot read" in refused(plain) and "Not a gzipped file" in refused(plain)
+    assert "cannot be read" in refusal_text(plain) and "Not a gzipped file" in refusal_text(plain)
     full = gzip.compress(
         "".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode()
     )
     plain.write_bytes(full[:-2000])
-    assert "cannot read" in refused(plain) and ", line " in refused(plain)
+    assert "cannot be read" in refusal_text(plain) and ", line " in refusal_text(plain)
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"prompt": "a", "answer": "1"}\n{"prompt": "\xe9", "answer": "1"}\n')
-    assert "latin.jsonl, line 2: not UTF-8 (byte 0xe9 at position 13)" in refused(path)
+    assert "latin.jsonl, line 2: not UTF-8 (byte 0xe9 at position 13)" in refusal_text(path)
 
 
 def test_a_prompt_met_twice_is_kept_once_and_said(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.tasks.problem_sources import open_source
+from tests.refusals import refused
 
 PROBLEMS = {"What is 1/2, in words?": "half", "2+2?": "04"}
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
@@ -24,8 +24,8 @@ def read(task: str) -> dict[str, str]:
     return {problem.prompt: problem.answer for problem in problems}
 
 
-def refused(task: str) -> str:
-    with pytest.raises(InputError) as e:
+def refusal_text(task: str) -> str:
+    with refused() as e:
         read(task)
     return str(e.value)
 
@@ -75,7 +75,7 @@ def test_a_format_with_a_conversion(
     monkeypatch.chdir(tmp_path)
     text = content.encode()
     Path(name + suffix).write_bytes(gzip.compress(text) if suffix else text)
-    message = refused(f"jsonl:{name}{suffix}")
+    message = refusal_text(f"jsonl:{name}{suffix}")
     assert message.startswith(f"{name}{suffix}, line ") and found in message
 
     command, _, output = message.partition("Convert it: ")[2].rpartition(" > ")
@@ -87,7 +87,7 @@ def test_a_format_with_a_conversion(
 
 def test_parquet_has_a_source_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b"PAR1\x15\x04")
-    assert f"Set cell.task=parquet:{tmp_path}/p.jsonl." in refused(f"jsonl:{tmp_path}/p.jsonl")
+    assert f"Set cell.task=parquet:{tmp_path}/p.jsonl." in refusal_text(f"jsonl:{tmp_path}/p.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_parquet_has_a_source_of_its_own(tmp_path: Path) -> None:
 def test_a_line_that_is_wrong_alone_is_named_alone(tmp_path: Path, first_line: str) -> None:
     row: dict[str, Any] = {"question": "2+2?", "answer": 4}
     (tmp_path / "p.jsonl").write_text(f"{first_line}\n{json.dumps(row)}\n")
-    message = refused(f"jsonl:{tmp_path}/p.jsonl")
+    message = refusal_text(f"jsonl:{tmp_path}/p.jsonl")
     assert "line 1: not JSON" in message and "CSV" not in message
 
 
@@ -114,8 +114,8 @@ def test_a_pointer_of_git_lfs_in_place_of_the_problems(
     monkeypatch.chdir(tmp_path)
     name = task.partition(":")[2]
     Path(name).write_text(POINTER)
-    message = refused(task)
+    message = refusal_text(task)
     assert (
-        message.startswith(f"{name}: is a pointer of Git LFS, not the file itself")
+        message.startswith(f"{name}: a pointer of Git LFS, not the file itself")
         and "git lfs pull" in message
     )

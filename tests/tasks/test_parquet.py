@@ -14,9 +14,9 @@ import pytest
 
 from isojax.core import limits
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import open_source
+from tests.refusals import refused
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -101,67 +101,64 @@ def test_several_files_are_numbered_through(tmp_path: Path, argument: str) -> No
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    def refused(argument: object, **data: Any) -> str:
-        with pytest.raises(InputError) as e:
+    def refusal_text(argument: object, **data: Any) -> str:
+        with refused() as e:
             read(argument, **data)
         return str(e.value)
 
     bare = write(tmp_path / "x.parquet", [{"text": "a", "label": 1}])
     assert (
-        f"{bare}, row 0: no prompt: there are the columns text, label; expected one of prompt, "
-        "question"
-    ) in refused(bare)
+        f"{bare}, row 0: no prompt: there are the columns text, label; expected one of "
+        f"prompt, question"
+    ) in refusal_text(bare)
     assert (
         "no answer: there are the columns text, label; expected one of "
         "reward_model.ground_truth, answer"
-    ) in refused(bare, prompt_key="text")
+    ) in refusal_text(bare, prompt_key="text")
     assert read(bare, prompt_key="text", answer_key="label")[0].answer == "1"
     gap = write(
         tmp_path / "gap.parquet",
         [{"prompt": "a", "answer": "1"}] * 3 + [{"prompt": "b", "answer": None}],
     )
-    assert f"{gap}, row 3: 'answer' is missing or empty" in refused(gap)
-    assert "holds no problem" in refused(
+    assert f"{gap}, row 3: 'answer': missing or empty" in refusal_text(gap)
+    assert "no problem" in refusal_text(
         write(tmp_path / "empty.parquet", [{"prompt": "a", "answer": "1"}][:0])
     )
     (tmp_path / "text.parquet").write_text('{"prompt": "a"}')
-    assert "expected a Parquet file" in refused(tmp_path / "text.parquet")
-    assert "no such file" in refused(tmp_path / "none.parquet")
+    assert "expected a Parquet file" in refusal_text(tmp_path / "text.parquet")
+    assert "no such file" in refusal_text(tmp_path / "none.parquet")
     no_text = pa.array([b"\xff"], pa.binary())
     for name, column in {
         "utf8": pa.StringArray.from_buffers(1, *no_text.buffers()[1:]),
         "late": pa.array([3 * 10**17], pa.timestamp("us")),
     }.items():
         pq.write_table(pa.table({"prompt": ["a"], "answer": column}), tmp_path / f"{name}.parquet")
-        assert f"cannot read {tmp_path / name}.parquet" in refused(tmp_path / f"{name}.parquet")
+        assert f"{tmp_path / name}.parquet: cannot be read" in refusal_text(
+            tmp_path / f"{name}.parquet"
+        )
     (tmp_path / "bare").mkdir()
-    assert "a folder without .parquet files" in refused(tmp_path / "bare")
-    assert "takes a file, a folder or a pattern" in refused("")
+    assert "a folder without .parquet files" in refusal_text(tmp_path / "bare")
+    assert "takes a file, a folder or a pattern" in refusal_text("")
     write(tmp_path / "m" / "a.parquet", [{"prompt": "a", "answer": "1"}])
     write(tmp_path / "m" / "b.parquet", [{"question": "a", "answer": "1"}])
-    assert "b.parquet: its columns are question, answer, those of" in refused(tmp_path / "m")
+    assert "b.parquet: its columns are question, answer, those of" in refusal_text(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
-    ("column", "problem"),
+    "column",
     [
-        (
-            pa.Array.from_buffers(
-                pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")]
-            ),
-            "utf-8",
+        pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")]
         ),
-        (pa.array([3_000_000], pa.int32()).cast(pa.date32()), "date value out of range"),
-        (pa.array([2**62], pa.int64()).cast(pa.timestamp("us")), "date value out of range"),
+        pa.array([3_000_000], pa.int32()).cast(pa.date32()),
+        pa.array([2**62], pa.int64()).cast(pa.timestamp("us")),
     ],
 )
-def test_values_that_python_does_not_have(tmp_path: Path, column: pa.Array, problem: str) -> None:
+def test_values_that_python_does_not_have(tmp_path: Path, column: pa.Array) -> None:
     pq.write_table(
         pa.table({"prompt": ["a"], "answer": ["1"], "x": column}), tmp_path / "x.parquet"
     )
-    with pytest.raises(
-        InputError, match=rf"cannot read .*x\.parquet from row 0: .*{problem}.*; expected .*UTF-8"
-    ):
+    with refused(where="x.parquet"):
         read(tmp_path / "x.parquet")
 
 
@@ -169,9 +166,7 @@ def test_a_small_file_of_many_rows_is_refused_by_their_number(tmp_path: Path) ->
     """Ten million rows of one value, in 50 KB."""
     same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10**7, np.int32)), pa.array(["same"]))
     pq.write_table(pa.table({"prompt": same, "answer": same}), tmp_path / "x.parquet")
-    with pytest.raises(
-        InputError, match=r"x\.parquet: 10,000,000 rows, 0 bytes .* at most 4,000,000 rows"
-    ):
+    with refused(where="x.parquet"):
         read(tmp_path / "x.parquet")
 
 
@@ -180,11 +175,11 @@ def test_a_small_file_of_long_rows_is_refused_while_it_is_read(
 ) -> None:
     monkeypatch.setattr(limits, "MAX_ROW_BYTES", 10**6)
     write(tmp_path / "x.parquet", [{"prompt": "x" * 1000, "answer": "1"}] * 2000)
-    with pytest.raises(InputError, match=r"at most .* 1,000,000 bytes in all files"):
+    with refused(where="x.parquet"):
         read(tmp_path / "x.parquet")
 
 
 def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(InputError, match=r'pip install "isojax\[parquet\]"'):
+    with refused(where="cell.task: parquet"):
         read(tmp_path / "x.parquet")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import (
     InMemorySource,
@@ -22,6 +21,7 @@ from isojax.tasks.problem_sources import (
     read_settings,
 )
 from isojax.tasks.sources import addition
+from tests.refusals import refused
 
 
 def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
@@ -29,7 +29,7 @@ def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
 
 
 def test_an_unknown_source_lists_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"no such module.*addition.*gym.*jsonl.*parquet.*tfds"):
+    with refused(where="sources plug-in 'jsonI'"):
         open_source("jsonI:x", DataConfig())
 
 
@@ -69,18 +69,18 @@ def test_settings_of_a_task() -> None:
         "d": 1.5,
     }
     for text in ("a", "a=1,a=2", "=1", "a=1,"):
-        with pytest.raises(InputError, match="expected key=value"):
+        with refused(where="cell.task: t"):
             read_settings(text, "t")
-    with pytest.raises(InputError, match=r"'a=.1' is not YAML"):
+    with refused(where="cell.task"):
         read_settings("a={1", "t")
 
 
 def test_settings_that_multiply_or_have_no_json() -> None:
     lists = [f"- &{b} [*{a},*{a},*{a},*{a}]" for a, b in pairwise("abcdefghijklm")]
     text = "\n".join(["x=", "- &a [1,1,1,1]", *lists])
-    with pytest.raises(InputError, match=r"is not YAML \(write out what \*a stands for\)"):
+    with refused(where="cell.task"):
         read_settings(text, "gym:sums")
-    with pytest.raises(InputError, match="is not YAML"):
+    with refused(where="cell.task"):
         read_settings("x={? [1] : 2}", "gym:sums")
     assert read_settings("x=2026-01-02", "gym:sums") == {"x": "2026-01-02"}
 
@@ -88,8 +88,7 @@ def test_settings_that_multiply_or_have_no_json() -> None:
 def test_the_range_of_digits() -> None:
     assert addition.addition("high=3", DataConfig()) == addition.AdditionSource(1, 3)
     for text in ("hi=3", "low=x", "low=1.0", "high=5"):
-        expected = "expected integers 1 <= low <= high <= 4, such as addition:low=1,high=2"
-        with pytest.raises(InputError, match=f"addition:{text}: {expected}"):
+        with refused(where="cell.task"):
             addition.addition(text, DataConfig())
 
 
@@ -155,7 +154,7 @@ def test_all_problems_of_a_source(task: str, count: int) -> None:
     "task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5"]
 )
 def test_limits_that_make_no_problems(task: str) -> None:
-    with pytest.raises(InputError, match="expected integers 1 <= low <= high <= "):
+    with refused(where="cell.task"):
         open_source(task, DataConfig())
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from isojax.core.config import CellConfig, DataConfig, ModelConfig, load_config
 from isojax.core.config.model import LoraConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.models.describe_sizes import count_parameters
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, require_settings
 from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.task import TextTask
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level
 
 LLAMA_8B: dict[str, Any] = {
@@ -45,7 +44,7 @@ def make_task(folder: Path, prompts: list[str], context: int | None) -> tuple[Ce
 
 
 def suggestions(cell: CellConfig, task: TextTask, *required: str) -> dict[str, str]:
-    with pytest.raises(InputError, match=r"must be set for cell\.task = mine") as refusal:
+    with refused() as refusal:
         require_settings(cell, task, count_parameters, *required)
     return dict(re.findall(r"(cell\.\S+)=(\S+)", str(refusal.value)))
 

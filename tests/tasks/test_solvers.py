@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.device import solvers
 from isojax.tasks.device.solvers import ALPHABET, CONFUSION_PROBABILITY, CORRECT_PROBABILITY
 from isojax.tasks.task import build_task
+from tests.refusals import refused
 
 TASK = solvers.build()
 # of 17 and 37
@@ -62,9 +62,7 @@ def test_problems_are_distinct_and_rightly_answered() -> None:
 def test_every_problem_there_is_and_no_more() -> None:
     rng = np.random.default_rng(0)
     assert len({p.prompt for p in TASK.problems(80_000, rng)}) == 80_000
-    with pytest.raises(
-        InputError, match=r"cell\.data\.candidates is 80001; the task `solvers` has 80000"
-    ):
+    with refused(where="cell.data.candidates"):
         TASK.problems(80_001, rng)
 
 
@@ -79,14 +77,14 @@ def test_encoding_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_length", "response_length", "words"),
+    ("prompt_length", "response_length"),
     [
-        (5, 4, r"prompt '07H12=' takes 6 .*prompt_length is 5"),
-        (6, 3, r"response '130\$' takes 4 .*response_length is 3"),
+        (5, 4),
+        (6, 3),
     ],
 )
-def test_what_does_not_fit_is_refused(prompt_length: int, response_length: int, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_what_does_not_fit_is_refused(prompt_length: int, response_length: int) -> None:
+    with refused():
         TASK.encode([Problem(0, "07H12=", "130")], prompt_length, response_length)
 
 
@@ -192,26 +190,24 @@ def test_some_of_the_operators() -> None:
     every = {p.prompt: p for p in TASK.problems(80_000, np.random.default_rng(0))}
     # a problem has one number, whatever the task
     assert all(every[p.prompt] == p for p in problems)
-    with pytest.raises(InputError, match="has 30000"):
+    with refused(where="cell.data.candidates"):
         task.problems(30_001, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("operators", ["AAB", "AX", "ab", "A"])
 def test_operators_refused(operators: str) -> None:
-    with pytest.raises(
-        InputError, match=rf"solvers:{operators} is not two or more different operators of ABCDEFGH"
-    ):
+    with refused(where="cell.task"):
         build_task(CellConfig(task=f"solvers:{operators}"))
 
 
 @pytest.mark.parametrize("prompt", ["12a34=", "12é34="])
 def test_strange_characters_are_refused(prompt: str) -> None:
-    with pytest.raises(InputError, match="unknown to solvers"):
+    with refused():
         TASK.encode([Problem(0, prompt, "46")], 8, 4)
 
 
 @pytest.mark.parametrize(("P", "T"), [(5, 4), (2**20, 4), (6, 2), (6, 2**20)])
 def test_lengths_that_no_problem_has(P: int, T: int) -> None:
     problems = TASK.problems(8, np.random.default_rng(0))
-    with pytest.raises(InputError, match=r"_length is \d+; expected \d to 1,024"):
+    with refused():
         TASK.encode(problems, P, T)

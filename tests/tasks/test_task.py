@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,12 +19,12 @@ from isojax.core.config import (
     SamplingConfig,
     VerifierConfig,
 )
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks import prompts as prompts_module
 from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.protocol import Grades
 from isojax.tasks.task import TextTask, build_task
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
 SUMS = [Problem(7, "12 + 7 =", "19"), Problem(3, "3 + 4 =", "7"), Problem(5, "1 + 1 =", "2")]
@@ -109,7 +108,7 @@ def test_an_added_token_beyond_the_embedding_is_read_until_a_prompt_holds_it(
 
     held = Problem(0, "say <think> twice", "1")
     for method in (made.prompt_lengths, made.prompt_texts):
-        with pytest.raises(InputError, match=r"a prompt holds <think>.*resize_token_embeddings"):
+        with refused():
             method([held])
 
 
@@ -122,9 +121,7 @@ def test_a_padding_token_beyond_the_embedding_pads_with_another(tmp_path: Path) 
     assert made.encode(SUMS, 40).prompts.max() < made.vocab
 
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, made.vocab]}))
-    with pytest.raises(
-        InputError, match=rf"end tokens \[{made.vocab}\] are outside.*resize_token_embeddings"
-    ):
+    with refused():
         task(folder)
 
 
@@ -178,12 +175,9 @@ def test_a_sources_own_conversation(folder: Path) -> None:
         == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every)
         + "<|im_start|>assistant\n"
     )
-    with pytest.raises(
-        InputError,
-        match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set",
-    ):
+    with refused():
         prompts(task(folder, format="chat", system="Subtract."), [talk])
-    with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
+    with refused(where="problem 1"):
         prompts(task(folder), [talk])
     single = Problem(2, "3 + 4 =", "7", messages=talk.messages[3:])
     assert prompts(task(folder), [single]) == ["3 + 4 ="]
@@ -196,10 +190,7 @@ def test_long_prompts_are_never_cut(folder: Path) -> None:
     length = int(made.encode([long], 400).prompt_lengths[0])
     lengths = made.prompt_lengths([*SUMS, long, SUMS[0]])
     assert lengths[-2] == length and max(*lengths[:-2], lengths[-1]) < length
-    with pytest.raises(
-        InputError,
-        match=rf"problem 9 takes {length} tokens, expected 1 to {length - 1}: 'the cat.*Raise",
-    ):
+    with refused(where="the prompt of problem 9"):
         made.encode([*SUMS, long], length - 1)
     assert made.prompt_lengths([]) == [] and made.encode([], 5).prompts.shape == (0, 5)
 
@@ -210,16 +201,14 @@ def test_a_prompt_of_a_million_characters_is_refused_before_it_is_written(
 ) -> None:
     """One of 16 GB, which a template makes of a million."""
     made = task(folder, format=format, template="{prompt}" * 16000)
-    with pytest.raises(
-        InputError, match=r"problem 4 .*template takes 16,000,128,000 characters, .* 1,048,576"
-    ):
+    with refused():
         made.prompt_lengths([Problem(4, "x" * 10**6, "1")])
-    with pytest.raises(InputError, match=r"problem 4 .*takes 8,000,008 characters"):
+    with refused():
         task(folder, format=format).prompt_lengths([Problem(4, "x" * (8 * 10**6), "1")])
 
 
 def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="problem 4 takes 0 tokens"):
+    with refused(where="the prompt of problem 4"):
         task(folder).encode([Problem(4, "", "1")], 5)
 
 
@@ -314,32 +303,26 @@ def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
     problem = made.problems(1, np.random.default_rng(0))[0]
     a, b = problem.prompt.rstrip("=").split("+")
     assert int(a) + int(b) == int(problem.answer)
-    with pytest.raises(InputError, match=r"expected one of addition, .*solvers"):
+    with refused(where="sources plug-in 'no_such_task'"):
         build_task(CellConfig(task="no_such_task"))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"),
+    "prompt",
     [
-        (
-            {"template": "Add:"},
-            r"cell\.prompt\.template = 'Add:' has no place for the problem; write \{prompt\}",
-        ),
-        ({"system": "Be brief."}, r"cell\.prompt\.system = 'Be brief\.' is part of a chat"),
-        ({"thinking": False}, r"cell\.prompt\.thinking = False is part of a chat"),
-        ({"stop": ("\n", "")}, r"cell\.prompt\.stop"),
+        {"template": "Add:"},
+        {"system": "Be brief."},
+        {"thinking": False},
+        {"stop": ("\n", "")},
     ],
 )
-def test_prompt_formats_that_cannot_be(folder: Path, prompt: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_prompt_formats_that_cannot_be(folder: Path, prompt: dict[str, Any]) -> None:
+    with refused():
         task(folder, **prompt)
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=rf"the tokenizer in {tmp_path} has no chat template; set cell\.prompt\.format=raw",
-    ):
+    with refused():
         task(byte_level(tmp_path, chat=None), format="chat")
 
 
@@ -349,22 +332,20 @@ def test_a_chat_template_that_knows_no_system_message(tmp_path: Path) -> None:
         format="chat",
         system="Be brief.",
     )
-    with pytest.raises(
-        InputError, match=r"refuses the conversation .*no system here.*without cell\.prompt\.system"
-    ):
+    with refused():
         made.encode(SUMS, 20)
 
 
 @pytest.mark.parametrize(
-    ("broken", "error"),
+    "broken",
     [
-        ("m.content + 1", "TypeError: can only concatenate str"),
-        ("'%(x)s' % {}", "KeyError: 'x'"),
-        ("raise_exception('no')", "no"),
+        "m.content + 1",
+        "'%(x)s' % {}",
+        "raise_exception('no')",
     ],
 )
 def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(
-    tmp_path: Path, broken: str, error: str
+    tmp_path: Path, broken: str
 ) -> None:
     chat = (
         "{% for m in messages %}{{ m.content }}{% if '3 + 4' in m.content %}{{ "
@@ -373,25 +354,21 @@ def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(
     )
     made = task(byte_level(tmp_path, chat=chat), format="chat", system="Be brief.")
     assert made.encode(SUMS[:1], 40).prompt_lengths[0] > 0
-    with pytest.raises(
-        InputError, match=rf"refuses the conversation \[{{.*3 \+ 4 =.*{re.escape(error)}"
-    ) as caught:
+    with refused() as caught:
         made.encode(SUMS, 40)
     assert "12 + 7" not in str(caught.value)
 
 
 def test_models_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
+    with refused(where="cell.model.path"):
         TextTask(InMemorySource(SUMS), CellConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
-    with pytest.raises(
-        InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"
-    ):
+    with refused():
         task(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
+    with refused(where="config.json"):
         task(folder)
-    with pytest.raises(InputError, match="the model's vocabulary has 100"):
+    with refused():
         TextTask(InMemorySource(SUMS), CellConfig(model=ModelConfig(path=str(folder), vocab=100)))
 
 
@@ -402,9 +379,7 @@ def test_a_tokenizer_that_fails_at_a_text_is_an_error_like_others(tmp_path: Path
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"] = {"type": "WordLevel", "vocab": {"a": 4}, "unk_token": "<missing>"}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(
-        InputError, match=r"the tokenizer in .* cannot be read: .*Copy its files again"
-    ):
+    with refused():
         task(folder).encode(SUMS, 20)
 
 
@@ -413,7 +388,7 @@ def test_a_response_must_end_somehow(tmp_path: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     del settings["eos_token"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=r"names an end token; give cell\.prompt\.stop"):
+    with refused():
         task(folder)
     assert task(folder, stop=("\n",)).stops.tokens == ()
 
@@ -444,9 +419,7 @@ def test_several_chat_templates_without_a_default_are_refused(tmp_path: Path) ->
         {"name": name, "template": "{{ messages }}"} for name in ("rag", "tool_use")
     ]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        InputError, match=r"has no chat template named default, only rag, tool_use; set"
-    ):
+    with refused():
         task(folder, format="chat")
 
 
@@ -470,9 +443,7 @@ def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
         "unk_token": "<unk>",
     }
     folder = sentencepiece(tmp_path, config=config)
-    with pytest.raises(
-        InputError, match=r"ends every text with its end token \(2\).*add_eos_token"
-    ):
+    with refused():
         task(folder)
 
 
@@ -509,25 +480,16 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    "given",
     [
-        (
-            {"after": 7, "text": "the cat", "unless": "</think>"},
-            r"unless = '</think>' is \d+ tokens, expected one",
-        ),
-        (
-            {"after": 55, "text": "the cat sat on a mat", "unless": ""},
-            r"after 55 tokens the text takes \d+ more, .*response_length = 60",
-        ),
-        (
-            {"after": 7, "text": "12 + 7\nso", "unless": "", "stop": ("\n",)},
-            r"holds an end token or a string of cell\.prompt\.stop",
-        ),
-        ({"after": 7, "text": "done<|im_end|>", "unless": ""}, r"holds an end token"),
+        {"after": 7, "text": "the cat", "unless": "</think>"},
+        {"after": 55, "text": "the cat sat on a mat", "unless": ""},
+        {"after": 7, "text": "12 + 7\nso", "unless": "", "stop": ("\n",)},
+        {"after": 7, "text": "done<|im_end|>", "unless": ""},
     ],
 )
-def test_what_cannot_interrupt_a_response(folder: Path, given: dict[str, Any], error: str) -> None:
-    with pytest.raises(InputError, match=error):
+def test_what_cannot_interrupt_a_response(folder: Path, given: dict[str, Any]) -> None:
+    with refused(where="cell.sampling.interrupt"):
         interrupted(folder, **given)
 
 
@@ -536,10 +498,7 @@ def test_a_task_without_text_cannot_be_interrupted() -> None:
         task="solvers",
         sampling=SamplingConfig(response_length=100, interrupt=InterruptConfig(after=2)),
     )
-    with pytest.raises(
-        InputError,
-        match=r"cell\.sampling\.interrupt is set and cell\.task = solvers writes no text",
-    ):
+    with refused(where="cell.sampling.interrupt"):
         build_task(cell)
 
 

@@ -14,11 +14,11 @@ import pytest
 import tensorflow_datasets as tfds
 
 from isojax.core.config import DataConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import open_source
 from isojax.tasks.sources import tfds as source
+from tests.refusals import refused
 
 TURNS = ({"role": "system", "content": "S"}, {"role": "user", "content": "é?\n"})
 
@@ -98,13 +98,7 @@ def test_tfds_itself_reads_it(tmp_path: Path) -> None:
 
 def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
     write(tmp_path / "set")
-    with pytest.raises(
-        InputError,
-        match=(
-            r"no split is named.*there are easy_train \(7\), easy_validation \(3\), "
-            r"extremely_hard_train \(0\)"
-        ),
-    ):
+    with refused(where="set"):
         read(tmp_path / "set")
     source.write_dataset(tmp_path / "one", {"all": labelled(1, 4), "b": labelled(1, 2)}, {})
     assert read(tmp_path / "one") == labelled(1, 4)
@@ -114,23 +108,14 @@ def test_the_split_that_is_read_when_none_is_named(tmp_path: Path) -> None:
 
 def test_splits_and_folders_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path / "set")
-    sizes = (
-        r"easy_train \(7\), easy_validation \(3\), extremely_hard_train \(0\), hard_train \(20\),"
-        r" hard_validation \(5\), odd_train \(1\)"
-    )
-    with pytest.raises(InputError, match=f"no split 'train'; there are {sizes}"):
+    with refused(where="set"):
         read(f"{tmp_path}/set#hard_train,train")
-    with pytest.raises(
-        InputError, match=f"split 'extremely_hard_train' is empty; there are {sizes}"
-    ):
+    with refused(where="set"):
         read(f"{tmp_path}/set#extremely_hard_train")
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(
-            InputError,
-            match=r"is no TFDS data set; expected .*dataset_info.json, .*isojax difficulty",
-        ):
+        with refused():
             read(folder)
-    with pytest.raises(InputError, match="tfds takes a data set's folder"):
+    with refused(where="cell.task"):
         read("")
 
 
@@ -140,20 +125,18 @@ def test_damaged_data_sets(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[100] ^= 255  # within the first record
     file.write_bytes(content)
-    with pytest.raises(InputError, match="split hard_train: a damaged file"):
+    with refused(where="set, split hard_train"):
         read(f"{tmp_path}/set#hard_train")
     file.unlink()
-    with pytest.raises(InputError, match=r"split hard_train: a damaged file .*problems-hard_train"):
+    with refused(where="set, split hard_train"):
         read(f"{tmp_path}/set#hard_train")
     (tmp_path / "set/features.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be read"):
+    with refused(where="set"):
         read(f"{tmp_path}/set#easy_train")
 
 
-@pytest.mark.parametrize(
-    ("messages", "problem"), [("[" * 3000, "line 1: cannot be read"), ("5", "no JSON list")]
-)
-def test_a_record_that_another_program_wrote(messages: str, problem: str) -> None:
+@pytest.mark.parametrize("messages", ["[" * 3000, "5"])
+def test_a_record_that_another_program_wrote(messages: str) -> None:
     values = {
         "id": 1,
         "prompt": "p",
@@ -163,7 +146,7 @@ def test_a_record_that_another_program_wrote(messages: str, problem: str) -> Non
         "messages": messages,
         "columns": "{}",
     }
-    with pytest.raises(InputError, match=f"set, record 3.*{problem}"):
+    with refused(where="set, record 3"):
         source._record_to_problem(DataRow("set", "record 3", values, 3))
 
 
@@ -172,7 +155,7 @@ def test_nothing_is_overwritten_or_left_half_done(
 ) -> None:
     write(tmp_path / "set")
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "set").iterdir())
-    with pytest.raises(InputError, match="exists already"):
+    with refused(where="set"):
         source.write_dataset(tmp_path / "set", {"all": labelled(0, 1)}, {})
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "set").iterdir()) == before
     with pytest.raises(TypeError):  # what is no JSON is the caller's mistake, met half-way
@@ -184,7 +167,7 @@ def test_nothing_is_overwritten_or_left_half_done(
     monkeypatch.setattr(
         os, "rename", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    with pytest.raises(InputError, match=r"cannot write .*new: No space left on device"):
+    with refused(where="new"):
         source.write_dataset(tmp_path / "new", {"a": labelled(0, 1)}, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["set"]
 
@@ -212,13 +195,7 @@ def test_another_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
         Problem(i + 2, f"{i}+1", str(i + 1), columns={"tags": [i, i]}) for i in range(3)
     ]
     assert [(p.id, p.prompt) for p in read(f"{tmp_path}#test")] == [(0, "3+1"), (1, "4+1")]
-    with pytest.raises(
-        InputError,
-        match=(
-            "split test, record 0: no answer: there are the columns answer, question, tags; "
-            "expected 'truth'"
-        ),
-    ):
+    with refused():
         read(f"{tmp_path}#test", answer_key="truth")
 
 
@@ -226,7 +203,7 @@ def test_only_array_record_is_read(tmp_path: Path) -> None:
     write(tmp_path / "set")
     path = tmp_path / "set/dataset_info.json"
     path.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
-    with pytest.raises(InputError, match="its files are tfrecord, expected array_record"):
+    with refused(where="set"):
         read(f"{tmp_path}/set#hard_train")
 
 

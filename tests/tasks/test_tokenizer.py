@@ -18,8 +18,8 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from isojax.core.errors import InputError
 from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, token_bytes
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
 HARD = "the cat é € 日本 \t\x00\x7f\xa0\xad 12+7\n\n  end\u2581"
@@ -83,13 +83,7 @@ def test_sentencepiece_files_alone(tmp_path: Path, config: dict[str, str] | None
 
 
 def test_a_sentencepiece_file_that_would_be_read_wrongly_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=(
-            r"tokenizer\.model: transformers reads .* differently than sentencepiece "
-            "does.*tokenizer_class"
-        ),
-    ):
+    with refused(where="tokenizer.model"):
         load_tokenizer(sentencepiece(tmp_path, kind="unigram"))
 
 
@@ -112,15 +106,13 @@ def test_end_tokens(
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder"):
+    with refused(where="cell.model.path"):
         load_tokenizer(tmp_path / "gpt2")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(
-        InputError, match=r"has no tokenizer; expected one of tokenizer\.json, tokenizer\.model"
-    ):
+    with refused(where="cell.model.path"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read"):
+    with refused():
         load_tokenizer(tmp_path)
 
 
@@ -130,9 +122,7 @@ def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(settings | {"model_max_length": [512]}))
-    with pytest.raises(
-        InputError, match=r"tokenizer_config\.json: model_max_length is a list, expected a number"
-    ):
+    with refused(where="tokenizer_config.json"):
         load_tokenizer(folder)
 
 
@@ -146,9 +136,7 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(
         raise PanicException("range end index 18446744073709551614 out of range")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
-    with pytest.raises(
-        InputError, match=r"cannot be read: range end index .* Copy its files again"
-    ):
+    with refused():
         load_tokenizer(byte_level(tmp_path))
 
 
@@ -165,13 +153,11 @@ def test_a_pointer_of_git_lfs_and_a_file_cut_off_are_named(tmp_path: Path, name:
     (folder / name).write_bytes(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
     )
-    with pytest.raises(
-        InputError, match=rf"{folder}/{name}: is a pointer of Git LFS, .* git lfs pull"
-    ):
+    with refused(where="json"):
         load_tokenizer(folder)
 
     (folder / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=rf"{folder}.*{name}.* (is no whole|not) JSON"):
+    with refused():
         load_tokenizer(folder)
 
 
@@ -183,9 +169,7 @@ def test_a_pointer_that_nothing_needs_is_left_alone(tmp_path: Path) -> None:
     assert load_tokenizer(folder)("a cat")["input_ids"] == expected
 
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(
-        InputError, match=r"tokenizer\.model: is a pointer of Git LFS, not the tokenizer itself"
-    ):
+    with refused(where="tokenizer.model"):
         load_tokenizer(folder)
 
 
@@ -207,7 +191,7 @@ def test_tags_of_thinking_are_text_also_where_the_file_calls_them_special(tmp_pa
 
 def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="has no tokens"):
+    with refused():
         token_bytes(load_tokenizer(tmp_path), 2)
 
 
@@ -225,15 +209,13 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
         '{"auto_map": {"AutoTokenizer": [null, "mine.Mine"]}}'
     )
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(InputError, match="cannot be read"):
+    with refused():
         load_tokenizer(tmp_path)
 
 
 def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path))
-    with pytest.raises(
-        InputError, match=rf"ids up to {len(tokenizer) - 1}, the model's vocabulary has 300"
-    ):
+    with refused():
         token_bytes(tokenizer, 300)
 
 
@@ -241,7 +223,7 @@ def test_a_tokenizer_of_whole_words_is_refused(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="neither byte-level BPE nor a sentencepiece one"):
+    with refused():
         token_bytes(load_tokenizer(tmp_path), 2)
 
 
@@ -249,7 +231,7 @@ def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
     folder = byte_level(tmp_path)
     tokenizer = load_tokenizer(folder)
     (folder / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"generation_config\.json, line 1: not JSON"):
+    with refused(where="generation_config.json, line 1"):
         end_tokens(tokenizer, folder)
 
 
@@ -345,14 +327,12 @@ def test_many_states_take_two_bytes() -> None:
 
 @pytest.mark.parametrize("strings", [[], [""], ["\n", ""]])
 def test_an_empty_stop_string_is_refused(strings: list[str]) -> None:
-    with pytest.raises(InputError, match=r"cell\.prompt\.stop.*one character or more"):
+    with refused(where="cell.prompt.stop = ["):
         build_stop_table([b"a"], strings)
 
 
 def test_stop_strings_have_a_limit() -> None:
-    with pytest.raises(
-        InputError, match=r"cell\.prompt\.stop: 100,001 bytes in all, expected at most 512"
-    ):
+    with refused(where="cell.prompt.stop"):
         build_stop_table([b"a"], ["b" * 99_999, "\n\n"])
 
 

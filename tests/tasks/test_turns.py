@@ -19,12 +19,12 @@ from isojax.core.config import (
     SamplingConfig,
     VerifierConfig,
 )
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.sources.calculator import reply
 from isojax.tasks.task import TextTask, build_task
 from isojax.tasks.turns import check_device_reply, describe_turns, find_reply, split_turns
 from isojax.tasks.verifiers.integer import build
+from tests.refusals import refused
 from tests.tasks.tokenizer_folders import byte_level
 
 ECHO = """\
@@ -134,7 +134,7 @@ def test_a_reply_that_fails_ends_the_response_and_is_counted(made: Any) -> None:
 
 
 def test_interruptions_are_refused(made: Any) -> None:
-    with pytest.raises(InputError, match="interrupt and a task of turns exclude each other"):
+    with refused(where="cell.sampling.interrupt"):
         made(interrupt=InterruptConfig(after=2, text="stop", unless=""), stop=("\n",))
 
 
@@ -176,9 +176,7 @@ def test_a_reply_on_device_of_other_shapes_is_refused() -> None:
         lambda answers, tokens, lengths: tokens,
         lambda answers, tokens, lengths: (tokens if lengths[0] else answers, lengths),
     ):
-        with pytest.raises(
-            InputError, match=r"cell.task = mine: its reply: .*expected reply\(answers i32\[R A\]"
-        ):
+        with refused(where="cell.task = mine"):
             check_device_reply("mine", wrong_reply, 5)
 
 
@@ -189,7 +187,5 @@ def test_a_reply_of_other_arguments_is_refused(
         ECHO.replace("def reply(problem, turns)", "def reply(turns)")
     )
     monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))
-    with pytest.raises(
-        InputError, match=r"cell.task = short_task: its reply takes other arguments"
-    ):
+    with refused(where="cell.task = short_task"):
         find_reply("short_task")

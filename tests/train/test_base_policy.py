@@ -22,7 +22,6 @@ from isojax.core.config import (
     save_config,
 )
 from isojax.core.config.model import BasePolicyConfig
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.models.transformer import Decoder, Params
@@ -39,6 +38,7 @@ from isojax.train.base_policy import (
 from isojax.train.demonstrations import sft_loss
 from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
+from tests.refusals import refused
 
 CELL = CellConfig(
     model=CONFIG,
@@ -234,9 +234,7 @@ def test_another_tokenizer_than_at_first_is_refused(
     """Its files decide what a response is."""
     folder = shutil.copytree(made[0], tmp_path / "base")
     load_base_policy(folder, CELL, "", "")
-    with pytest.raises(
-        InputError, match=r"tokenizer, chat template or generation_config.json in .* changed since"
-    ):
+    with refused():
         load_base_policy(folder, CELL, "", "another")
     model = tmp_path / "model"
     model.mkdir()
@@ -312,10 +310,7 @@ def test_torn_files_are_made_again_and_damaged_ones_refused(
     for name in ("params.safetensors", "about.json", "problems.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "problems.jsonl").write_text('{"id": 1, "prompt"\n')
-    with pytest.raises(
-        InputError,
-        match=r"problems\.jsonl is damaged: its checksum .* Put back a copy .* or remove",
-    ):
+    with refused():
         run(tmp_path, evaluator, [])
     # killed before the problems were written: the parameters alone do not count
     (tmp_path / "problems.jsonl").unlink()
@@ -353,5 +348,5 @@ def test_a_flipped_bit_or_a_lost_line_is_refused_with_the_name_of_its_file(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     run(tmp_path, evaluator, [])
     (tmp_path / name).write_bytes(change((tmp_path / name).read_bytes()))
-    with pytest.raises(InputError, match=rf"{name} is damaged|cannot be read"):
+    with refused():
         run(tmp_path, evaluator, [])

@@ -19,7 +19,6 @@ from isojax.core.config import (
     SamplingConfig,
     VerifierConfig,
 )
-from isojax.core.errors import InputError
 from isojax.train.label_settings import (
     describe_label_settings,
     engine_difference,
@@ -28,6 +27,7 @@ from isojax.train.label_settings import (
     warn_of_other_labels,
 )
 from isojax.train.verifier_copies import check_verifier_files, keep_verifier_files
+from tests.refusals import refused
 
 REWARD = "def f(completions, **_):\n    return [1.0]\n"
 
@@ -189,7 +189,7 @@ def test_a_resumed_sweep_refuses_another_reward_file(tmp_path: Path) -> None:
     check_verifier_files(base, use)
 
     file.write_text(REWARD.replace("1.0", "0.5"))
-    with pytest.raises(InputError) as e:
+    with refused() as e:
         check_verifier_files(base, use)
     assert f"cell.verifier.use: {file} has changed since this sweep began, first in line 2" in str(
         e.value
@@ -206,10 +206,10 @@ def test_line_ends_and_added_lines_are_changes(tmp_path: Path) -> None:
     file.write_text(REWARD)
     keep_verifier_files(base, use)
     file.write_text("LIMIT = 3\n" + REWARD)
-    with pytest.raises(InputError, match="first in line 1"):
+    with refused():
         check_verifier_files(base, use)
     file.write_bytes(REWARD.replace("\n", "\r\n").encode())
-    with pytest.raises(InputError, match="in its line ends"):
+    with refused():
         check_verifier_files(base, use)
 
 

@@ -53,6 +53,9 @@ def clean(
         return
 
     if not yes and not typer.confirm(f"Remove {total}?"):
-        raise InputError("nothing was removed: expected y, or --yes.")
+        raise InputError(
+            where="nothing was removed",
+            expected="y, or --yes",
+        )
     remove(removals)
     print_line(f"removed {total}")

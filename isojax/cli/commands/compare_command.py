@@ -53,8 +53,9 @@ def compare(
     # All that can be refused is refused before anything is fitted, which may take minutes.
     if len(runs) < 2:
         raise InputError(
-            f"only {runs[0]} is given; expected two sweeps or more. "
-            "Name another folder or fit.json."
+            found=f"only {runs[0]} is given",
+            expected="two sweeps or more",
+            fix="Name another folder or fit.json.",
         )
     check_figure_path(out, "--out")
     names = _sweep_names(runs, labels)
@@ -87,8 +88,9 @@ def _sweep_names(runs: Sequence[Path], labels: str | None) -> list[str]:
 
     if len(names) != len(runs) or not all(names):
         raise InputError(
-            f"--labels {labels!r} has {len(names)} names; "
-            f"expected {len(runs)}, separated by commas."
+            where="--labels",
+            found=f"given {labels!r}, which has {len(names)} names",
+            expected=f"{len(runs)}, separated by commas",
         )
     check_distinct(names)
     return names
@@ -98,8 +100,8 @@ def _check_existence(runs: Sequence[Path]) -> None:
     for run in runs:
         if not run.exists():
             raise InputError(
-                f"there is no {run}; expected a sweep's folder or a fit.json, "
-                "such as runs/quickstart."
+                found=f"there is no {run}",
+                expected="a sweep's folder or a fit.json, such as runs/quickstart",
             )
 
 
@@ -111,7 +113,9 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 
     if not run.is_dir():
         raise InputError(
-            f"{run} is a fit of {fit.metric}, not of {metric}. Name the sweep's folder instead."
+            where=run,
+            found=f"a fit of {fit.metric}, not of {metric}",
+            fix="Name the sweep's folder instead.",
         )
     return make_fit([sweep_folder(run)], metric, "rollouts")
 

@@ -73,8 +73,9 @@ def launch(
     if topology is not None:
         if not dry_run:
             raise InputError(
-                f"--topology {topology} runs nothing and --dry-run is not given; "
-                "expected both together."
+                where="--topology",
+                found=f"given {topology} without --dry-run, and it runs nothing",
+                expected="both together",
             )
         compiler = importlib.import_module("isojax.launch.local.compile_for_topology")
         compiler.compile_for_topology(config, topology)
@@ -120,14 +121,15 @@ def check_compile_option(config: Config, dry_run: bool, compile_first: bool | No
     option = "--compile" if compile_first else "--no-compile"
     if config.run.ray is not None:
         raise InputError(
-            f"{option} with --ray and without run.process_group.tpu: only for a named TPU slice "
-            "is one compiled before the run; "
-            f"expected such as run.process_group.tpu=v5e:4x4, or no {option}."
+            where=f"{option} with --ray and without run.process_group.tpu",
+            found="only for a named TPU slice is one compiled before the run",
+            expected=f"such as run.process_group.tpu=v5e:4x4, or no {option}",
         )
     if not dry_run:
         raise InputError(
-            f"{option} without --dry-run: a run here compiles as it begins; "
-            f"expected both together, or no {option}."
+            where=f"{option} without --dry-run",
+            found="a run here compiles as it begins",
+            expected=f"both together, or no {option}",
         )
 
 

@@ -112,8 +112,9 @@ def _make_plan(config: Config, rates: str | None, budget: str | None, seeds: int
 def _check_unused(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(
-            f"{folder} holds a search already; "
-            "go on with it by --resume, or choose another name=NAME."
+            where=folder,
+            found="holds a search already",
+            fix="Go on with it by --resume, or choose another name=NAME.",
         )
 
 
@@ -128,8 +129,9 @@ def read_rates(text: str) -> list[float]:
     rates = sorted({round_rate(rate) for rate in numbers if 0 < rate < 1e6})
     if not numbers or len(rates) < len(numbers):
         raise InputError(
-            f"--rates: given {text!r}, "
-            "expected distinct numbers above 0 (to three digits), as 1e-4,3e-4."
+            where="--rates",
+            found=f"given {text!r}",
+            expected="distinct numbers above 0 (to three digits), as 1e-4,3e-4",
         )
     return rates
 

@@ -97,8 +97,9 @@ def import_model(
     is_gguf = source.endswith(".gguf")
     if revision is not None and (is_packaged or is_gguf):
         raise InputError(
-            f"--revision: given {revision!r} with {source}; "
-            "only a model hub's ORG/NAME has revisions."
+            where="--revision",
+            found=f"given {revision!r} with {source}",
+            expected="a model hub's ORG/NAME, which alone has revisions",
         )
 
     if is_packaged:
@@ -152,12 +153,15 @@ def export(
         given += f"--gguf {gguf}" if gguf else "no --gguf"
         given += ", --adapter" if adapter else ""
         raise InputError(
-            f"given {given}; expected either DIR or --gguf FILE.gguf, and --adapter with DIR alone."
+            found=f"given {given}",
+            expected="either DIR or --gguf FILE.gguf, and --adapter with DIR alone",
         )
     dtypes = GGUF_DTYPES if gguf else FOLDER_DTYPES
     if dtype not in (None, *dtypes):
         raise InputError(
-            f"--dtype: given {dtype} with {target}; expected one of {', '.join(dtypes)}."
+            where="--dtype",
+            found=f"given {dtype} with {target}",
+            expected=f"one of {', '.join(dtypes)}",
         )
 
     model_folders = importlib.import_module("isojax.launch.local.model_folders")

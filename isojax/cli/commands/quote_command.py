@@ -78,7 +78,8 @@ def _check_times(quoted: Quote, run: Path) -> None:
     has_no_times = all(cell.hours is None for cell in quoted.cells)
     if has_no_times and not quoted.nothing_learnt:
         raise InputError(
-            f"--price: the records of {run} have no times, by which a price could be known."
+            where="--price",
+            found=f"the records of {run} have no times, by which a price could be known",
         )
 
 

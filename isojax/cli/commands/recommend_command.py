@@ -119,8 +119,11 @@ def _check_times(recommendation: Recommendation, run: Path) -> None:
     if recommendation.device_hours is None:
         allocation = recommendation.allocation
         raise InputError(
-            f"--price: the records of {run} have no times of B_p = {allocation.B_p}, "
-            f"n = {allocation.n}, by which a price could be known."
+            where="--price",
+            found=(
+                f"the records of {run} have no times of B_p = {allocation.B_p}, n = "
+                f"{allocation.n}, by which a price could be known"
+            ),
         )
 
 
@@ -136,8 +139,16 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
         key, equals, value = assignment.partition("=")
         if not equals or key not in FIXABLE:
             expected = ", ".join(f"{name}=NUMBER" for name in FIXABLE)
-            raise InputError(f"--fix: given {assignment!r}, expected one of {expected}.")
+            raise InputError(
+                where="--fix",
+                found=f"given {assignment!r}",
+                expected=f"one of {expected}",
+            )
         if key in fixed:
-            raise InputError(f"--fix: {key} is given twice, expected once.")
+            raise InputError(
+                where="--fix",
+                found=f"{key} is given twice",
+                expected="once",
+            )
         fixed[key] = parse_count(value, f"--fix {key}")
     return fixed

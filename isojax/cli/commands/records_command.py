@@ -181,7 +181,7 @@ def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
     if checked.errors:
         problems = format_count(len(checked.errors), "problem")
         raise InputError(
-            f"{problems} that `isojax fit` would refuse; the first: {checked.errors[0]}"
+            found=f"{problems} that `isojax fit` would refuse; the first: {checked.errors[0]}",
         )
 
 

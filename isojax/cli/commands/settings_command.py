@@ -52,5 +52,7 @@ def _settings_with_any(words: Sequence[str]) -> list[Setting]:
     nearest = difflib.get_close_matches(words[0], names, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise InputError(
-        f"no setting has {' or '.join(words)} in its name; expected a part of one.{hint}"
+        found=f"no setting has {' or '.join(words)} in its name",
+        expected="a part of one",
+        fix=hint.strip(),
     )

@@ -133,8 +133,11 @@ def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
         # sweep.schedules.NAME=... sets an entry of sweep.schedules.
         if any(re.match(rf"{re.escape(key)}[.=]", word) for key in (*unused, "sweep.budget")):
             raise InputError(
-                f"{word} has no effect: `isojax spend` trains one policy with the rollouts of "
-                "--budget. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME."
+                found=(
+                    f"{word} has no effect: `isojax spend` trains one policy with the rollouts "
+                    "of --budget"
+                ),
+                fix="Leave it out; another seed is sweep.seed=NUMBER with another name=NAME.",
             )
     return [key for key in unused if key != "sweep.strategy"]
 
@@ -148,7 +151,9 @@ def _budget_in_rollouts(
     """
     if budget is not None and budget.lower().endswith(("usd", "eur")):
         raise InputError(
-            f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h."
+            where="--budget",
+            found=f"given {budget}, which is money",
+            expected="rollouts, such as 5e5, or a time, such as 2h",
         )
     amount = None if budget is None else parse_budget(budget, None)
     saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
@@ -160,13 +165,14 @@ def _budget_in_rollouts(
         rollouts = load_config(str(saved_config)).sweep.budget
     elif amount is None:
         raise InputError(
-            "no budget given; expected one in rollouts, such as --budget 5e5, "
-            "or in time, --budget 2h."
+            found="no budget given",
+            expected="one in rollouts, such as --budget 5e5, or in time, --budget 2h",
         )
     elif config.run.ray is not None or process_group.is_multi_process:
         raise InputError(
-            f"--budget {budget} is measured on one machine; "
-            "expected rollouts with --ray and --processes."
+            where="--budget",
+            found=f"given {budget}, which is measured on one machine",
+            expected="rollouts with --ray and --processes",
         )
     else:
         amount.check()
@@ -179,8 +185,9 @@ def _budget_in_rollouts(
     # Only a time can lead to others: `parse_budget` has checked a count.
     if not 1 <= rollouts <= MAX_COUNT:
         raise InputError(
-            f"--budget {budget} is {rollouts:,} rollouts; "
-            f"expected a time for 1 to {MAX_COUNT:,} of them."
+            where="--budget",
+            found=f"given {budget}, which is {rollouts:,} rollouts",
+            expected=f"a time for 1 to {MAX_COUNT:,} of them",
         )
     return rollouts
 

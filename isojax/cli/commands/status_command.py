@@ -55,7 +55,10 @@ def status(
     """
     if watch and as_json:
         raise InputError(
-            "--watch and --json are given, expected one of them; call --json as often as you like."
+            where="--watch and --json",
+            found="both are given",
+            expected="one of them",
+            fix="Call --json as often as you like.",
         )
 
     sweeps = [read_sweep_status(run) for run in runs]

@@ -30,11 +30,16 @@ def template(name: NameArgument = None) -> None:
         return
 
     if name not in TEMPLATES:
-        raise InputError(f"given the template {name!r}, expected one of {', '.join(TEMPLATES)}.")
+        raise InputError(
+            found=f"given the template {name!r}",
+            expected=f"one of {', '.join(TEMPLATES)}",
+        )
     path = Path("launch", name)
     if path.exists():
         raise InputError(
-            f"{path} exists already and is kept; rename or remove it to get the template again."
+            where=path,
+            found="exists already and is kept",
+            fix="Rename or remove it to get the template again.",
         )
 
     write_bytes(path, read_file(TEMPLATES[name]))

@@ -56,6 +56,6 @@ def _check_single_run(config: Config) -> None:
     if len(cells) > 1:
         choice = f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1"
         raise InputError(
-            f"this config holds {len(cells)} runs and `isojax train` runs one; "
-            f"choose it, for example by {choice}, or run them all by `isojax launch`."
+            found=f"this config holds {len(cells)} runs and `isojax train` runs one",
+            fix=f"Choose it, for example by {choice}, or run them all by `isojax launch`.",
         )

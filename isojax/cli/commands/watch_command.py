@@ -81,9 +81,17 @@ def watch(
       isojax watch log.csv --end 250000 --sweep runs/pilot
     """
     if end is not None and updates is not None:
-        raise InputError("given both --end and --updates, expected one. Leave one out.")
+        raise InputError(
+            found="given both --end and --updates",
+            expected="one",
+            fix="Leave one out.",
+        )
     if goal is not None and not 0 <= goal <= 1:
-        raise InputError(f"--goal: given {goal:g}, expected a reward from 0 to 1, such as .60.")
+        raise InputError(
+            where="--goal",
+            found=f"given {goal:g}",
+            expected="a reward from 0 to 1, such as .60",
+        )
     watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name, resumed)
 
     # Taken before the log is read: what is written in between then counts as new.

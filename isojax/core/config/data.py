@@ -150,9 +150,12 @@ def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str
     weights = reward.weights or dict.fromkeys(verifiers or [MAIN_SCORE], 1.0)
     if verifiers and set(weights) != set(verifiers):
         raise InputError(
-            f"cell.reward.weights names {', '.join(weights)}, "
-            f"and cell.verifier.use {', '.join(verifiers)}; "
-            "expected a weight for each of these, 0 for one that is recorded only."
+            where="cell.reward.weights",
+            found=(
+                f"weights of {', '.join(weights)}, "
+                f"and cell.verifier.use names {', '.join(verifiers)}"
+            ),
+            expected="a weight for each of these, 0 for one that is recorded only",
         )
     # Sorted, so that the sum, like the hash, does not depend on the order in the config.
     return dict(sorted(weights.items()))
@@ -167,5 +170,7 @@ def _check_binary(verifiers: Mapping[str, str], reward: RewardConfig) -> None:
     else:
         return
     raise InputError(
-        f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded."
+        where=setting,
+        found="weighs several scores, and rewards are binary",
+        fix="Set cell.reward.kind=graded.",
     )

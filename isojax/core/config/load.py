@@ -84,7 +84,10 @@ def find_config(name_or_path: str) -> Path:
         hint = f"Known names: {', '.join(names) or 'none'}."
     roots = " or ".join(map(str, config_roots()))
     raise InputError(
-        f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}"
+        where="config",
+        found=f"no such file or name: given {name_or_path!r}",
+        expected=f"a YAML file or a name in {roots}",
+        fix=hint,
     )
 
 

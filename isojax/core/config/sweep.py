@@ -77,17 +77,20 @@ class EvalConfig(Section):
         """
         if budget < self.start:
             raise InputError(
-                f"sweep.budget = {budget} is below the first evaluation, "
-                f"cell.eval.start = {self.start}."
+                where="sweep.budget",
+                found=f"given {budget}, which is below the first evaluation",
+                expected=f"at least cell.eval.start = {self.start}",
             )
 
         # Of a ratio next to 1 there would be billions, most of them at the same C.
         steps = math.log(budget / self.start) / math.log(self.ratio)
         if steps > MAX_EVALUATIONS:
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
-            limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
             raise InputError(
-                f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}."
+                where="cell.eval.ratio",
+                found=f"given {self.ratio}, which takes {steps:.3g} steps {span}",
+                expected=f"at most {MAX_EVALUATIONS:,} steps",
+                fix="The usual ratio is 1.3.",
             )
 
         within_budget = takewhile(lambda target: target <= budget, self._grid())

@@ -87,10 +87,15 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
     if run.sampler_mesh is not None:
         if config.cell.rl.max_staleness is None:
             raise InputError(
-                f"run.sampler_mesh = {run.sampler_mesh} without cell.rl.max_staleness, by how many"
-                " updates the sampler may run ahead of the trainer. Set cell.rl.max_staleness of 1"
-                " or more (with 0 one of them always waits for the other), or leave"
-                " run.sampler_mesh out."
+                where="run.sampler_mesh",
+                found=(
+                    f"given {run.sampler_mesh} without cell.rl.max_staleness, by how many "
+                    "updates the sampler may run ahead of the trainer"
+                ),
+                fix=(
+                    "Set cell.rl.max_staleness of 1 or more (with 0 one of them always waits "
+                    "for the other), or leave run.sampler_mesh out."
+                ),
             )
         sampler_shape = parse_mesh(run.sampler_mesh, len(devices), mesh_shape.devices)
 

@@ -70,7 +70,9 @@ def topology_devices(topology: str) -> list[Any]:
     topology."""
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"--topology {topology} needs libtpu: pip install 'isojax[tpu]' (Linux on x86)."
+            where="--topology",
+            found=f"given {topology}, which needs libtpu (Linux on x86)",
+            fix="Type: pip install 'isojax[tpu]'",
         )
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     # no chip is opened, so another process may do the same
@@ -82,8 +84,9 @@ def topology_devices(topology: str) -> list[Any]:
         return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
     except (jax.errors.JaxRuntimeError, ValueError) as e:
         raise InputError(
-            f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4,"
-            " v5p:2x2x2 or v6e:2x4."
+            where=f"--topology {topology}",
+            found=str(e),
+            expected="a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4",
         ) from e
 
 
@@ -151,15 +154,16 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
     """What a sweep may take of the chips of a topology; InputError where it cannot run there."""
     if config.run.sampler_mesh:
         raise InputError(
-            "--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by"
-            " --mesh."
+            found="--topology plans one mesh, and run.sampler_mesh is set",
+            fix="Leave it out, plan each by --mesh.",
         )
     for key in ("decode_attention", "forward_attention"):
         kernel = getattr(config.sweep, key)
         if kernel not in (None, "plain", "pallas"):
             raise InputError(
-                f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or"
-                " pallas."
+                where=f"--topology {topology}",
+                found=f"sweep.{key}={kernel} is for GPUs",
+                expected="plain or pallas",
             )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
 
@@ -242,7 +246,10 @@ def confirm_sizes(
     if memory.peak * device_budget.MEMORY_UTILIZATION > budget.device_memory:
         shortage = device_budget.describe_shortage(sweep, budget)
         suggestion = device_budget.suggest_fit(requested, budget, device_counts)
-        raise InputError(f"{shortage} {suggestion}")
+        raise InputError(
+            found=shortage,
+            fix=suggestion,
+        )
 
     # The compiler corrects the estimate of a program that is over, until sizes fit or none do. A
     # program that it has found to fit is compiled again only where its estimate has grown.
@@ -259,7 +266,9 @@ def confirm_sizes(
         except RunFailed as e:
             suggestion = device_budget.suggest_mesh(requested, budget, device_counts)
             raise InputError(
-                f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}"
+                where=f"mesh {budget.mesh}",
+                found=f"the TPU's compiler fails: {e}",
+                fix=suggestion,
             ) from e
 
         needed = {name: peak + memory.resident_bytes(name) for name, peak in peaks.items()}
@@ -283,7 +292,8 @@ def confirm_sizes(
 
     suggestion = device_budget.suggest_fit(requested, budget, device_counts)
     raise InputError(
-        f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}"
+        found=f"with {format_sizes(sweep)} it does not fit, by the compiler's figures",
+        fix=suggestion,
     )
 
 
@@ -375,9 +385,12 @@ def _planning_task(config: Config) -> Any:
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:
         raise InputError(
-            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there"
-            " are. Add a model's config, such as models/llama-3.1-8b-instruct, or set"
-            " cell.model.vocab."
+            where="cell.model.vocab",
+            found="null and cell.task is in text: nothing says how many tokens there are",
+            fix=(
+                "Add a model's config, such as models/llama-3.1-8b-instruct, or set "
+                "cell.model.vocab."
+            ),
         )
     host_replies = find_reply(config.cell.task) is not None
     return AbstractTask(vocab, StopConditions((0,), None, host_replies=host_replies))

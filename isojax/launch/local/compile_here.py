@@ -21,8 +21,8 @@ def compile_here(setup: SweepSetup) -> None:
     budget = setup.device_budget
     if config.run.sampler_mesh is not None:
         raise InputError(
-            "--compile plans one mesh, and run.sampler_mesh is set; leave it out, plan each by"
-            " --mesh."
+            found="--compile plans one mesh, and run.sampler_mesh is set",
+            fix="Leave it out, plan each by --mesh.",
         )
 
     programs = setup.programs[0]
@@ -51,8 +51,8 @@ def compile_here(setup: SweepSetup) -> None:
         larger_meshes = [(f"{count} such devices", count) for count in counts]
         suggestion = suggest_fit(config.sweep, budget, larger_meshes)
         raise InputError(
-            f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures."
-            f" {suggestion}"
+            found=f"with {format_sizes(config.sweep)} it does not fit, by the compiler's figures",
+            fix=suggestion,
         )
 
 

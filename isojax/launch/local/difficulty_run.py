@@ -158,9 +158,9 @@ def _prepare(config: Config, folder: Path, engine: Mapping[str, str] | None) -> 
     config = config.with_settings(cell={"data": {"attempts": attempts}})
     if not config.cell.model.path:
         raise InputError(
-            "cell.model.path is not set: `isojax difficulty` labels problems in text with a"
-            f" language model. The task {config.cell.task} labels its own problems when it is"
-            " launched."
+            where="cell.model.path",
+            found="not set: `isojax difficulty` labels problems in text with a language model",
+            fix=f"The task {config.cell.task} labels its own problems when it is launched.",
         )
 
     config = with_new_date(config, folder)
@@ -186,15 +186,18 @@ def _labelled_already(
 
     read_them = f"read them by cell.task=tfds:{splits_folder}#all"
     if differences:
-        problem = (
-            f"{splits_folder} exists, and its labels are others than these: they were made with"
-        )
         return InputError(
-            f"{problem} {'; '.join(differences)}. Choose another folder by --out, or {read_them}."
+            where=splits_folder,
+            found=(
+                "exists, and its labels are others than these: they were made with "
+                f"{'; '.join(differences)}"
+            ),
+            fix=f"Choose another folder by --out, or {read_them}.",
         )
     return InputError(
-        f"{splits_folder} exists: its problems are labelled already."
-        f" {read_them[0].upper()}{read_them[1:]}, or choose another folder by --out."
+        where=splits_folder,
+        found="exists, and its problems are labelled already",
+        fix=f"{read_them[0].upper()}{read_them[1:]}, or choose another folder by --out.",
     )
 
 

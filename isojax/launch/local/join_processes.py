@@ -57,9 +57,14 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
         if named_group:
             group_text = f"{named_group.num_processes} processes at {named_group.coordinator}"
         raise InputError(
-            f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds"
-            f" ({group_text}): {str(e).splitlines()[0]}. Start all of them with the same"
-            " --coordinator and --processes, and each with its own --process."
+            found=(
+                f"the processes of this run did not come together within {JOIN_TIMEOUT} "
+                f"seconds ({group_text}): {str(e).splitlines()[0]}"
+            ),
+            fix=(
+                "Start all of them with the same --coordinator and --processes, and each with "
+                "its own --process."
+            ),
         ) from e
 
     check_even_devices([d.process_index for d in jax.devices()])
@@ -158,9 +163,12 @@ def check_even_devices(device_owners: Sequence[int]) -> None:
             f"process {process} has {count}" for process, count in sorted(counts.items())
         )
         raise InputError(
-            f"processes with different numbers of devices ({counts_text}); expected as many in"
-            " each. On a CPU, which has one device for every core, set the same in all of them:"
-            f" XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
+            found=f"processes with different numbers of devices ({counts_text})",
+            expected="as many in each",
+            fix=(
+                "On a CPU, which has one device for every core, set the same in all of them: "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={min(counts.values())}."
+            ),
         )
 
 
@@ -183,7 +191,10 @@ def check_shared_folder(folder: Path) -> None:
     blind_processes = [str(i) for i, sees in enumerate(sees_mark) if not sees]
     if blind_processes:
         raise InputError(
-            f"run.dir: the processes {', '.join(blind_processes)} do not see {folder} as process 0"
-            " does; expected a folder that all hosts share (NFS, a mounted bucket). Choose one by"
-            " run.dir=FOLDER."
+            where="run.dir",
+            found=(
+                f"the processes {', '.join(blind_processes)} do not see {folder} as process 0 does"
+            ),
+            expected="a folder that all hosts share (NFS, a mounted bucket)",
+            fix="Choose one by run.dir=FOLDER.",
         )

@@ -47,7 +47,9 @@ def export_cell(
     model, base_path = _resolve_base_model(cell_folder, config, base_folder)
     if kind.adapter_only and model.lora is None:
         raise InputError(
-            f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it."
+            where="--adapter",
+            found=f"{cell_folder} was trained without cell.model.lora",
+            expected="a run with it",
         )
 
     decoder = Decoder(model)
@@ -59,8 +61,9 @@ def export_cell(
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
         raise InputError(
-            f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every"
-            " run.checkpoint_seconds at an evaluation."
+            where=cell_folder,
+            found="no state was saved in it yet",
+            fix="A cell saves at its end, and every run.checkpoint_seconds at an evaluation.",
         )
     params, M = restored
 
@@ -90,7 +93,11 @@ def _read_config(cell_folder: Path) -> Config:
         cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
         if cells:
             expected = f"one of this sweep's runs: {cells}"
-        raise InputError(f"{cell_folder} is no run's folder; expected {expected}.")
+        raise InputError(
+            where=cell_folder,
+            found="no run's folder",
+            expected=expected,
+        )
     config = load_config(str(config_path))
     registry.set_plugin_folders(config.run.plugin_folders)
     return config
@@ -120,11 +127,12 @@ def _resolve_base_model(
             cell_config = config.cell.model_copy(update={"model": model})
             load_base_policy(base_policy_folder, cell_config, fingerprint(Path(model.path)))
     except InputError as e:
-        raise InputError(
-            f"{e} Where the run's base model has moved, say so by --base FOLDER."
-        ) from e
+        raise e.with_fix("Where the run's base model has moved, give its --base FOLDER.") from e
 
     if model.path is None or model.vocab is None:
-        problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
-        raise InputError(f"{problem}; give its folder by --base FOLDER.")
+        raise InputError(
+            where=cell_folder,
+            found="without cell.model.path it has no tokenizer",
+            fix="Give its folder by --base FOLDER.",
+        )
     return model, Path(model.path)

@@ -95,9 +95,15 @@ def open_task(config: Config) -> Iterator[Task]:
     if is_on_device(task):
         if model.path is not None and model.vocab != task.vocab:
             raise InputError(
-                f"cell.task = {config.cell.task} has {task.vocab} tokens of its own, and the model"
-                f" in {model.path} has {model.vocab} others; expected a text task with"
-                " cell.model.path, such as cell.task=addition or cell.task=jsonl:FILE."
+                where="cell.task",
+                found=(
+                    f"given {config.cell.task}, which has {task.vocab} tokens of its own, and "
+                    f"the model in {model.path} has {model.vocab} others"
+                ),
+                expected=(
+                    "a text task with cell.model.path, such as cell.task=addition or "
+                    "cell.task=jsonl:FILE"
+                ),
             )
         yield task
         return

@@ -32,8 +32,12 @@ def check_engine(config: Config, num_cells: int) -> None:
     load_engine(run.rollouts)
     if run.rollouts != LOCAL_ROLLOUTS and max_staleness is not None:
         raise InputError(
-            f"run.rollouts = {run.rollouts} and cell.rl.max_staleness = {max_staleness}: isojax's"
-            " own engine alone samples ahead of the trainer. Leave one of them out."
+            where="run.rollouts",
+            found=(
+                f"given {run.rollouts} and cell.rl.max_staleness = {max_staleness}: isojax's "
+                "own engine alone samples ahead of the trainer"
+            ),
+            fix="Leave one of them out.",
         )
 
     settings = {"run.rollouts": run.rollouts, "run.eval_server": run.eval_server or LOCAL_ROLLOUTS}
@@ -42,12 +46,18 @@ def check_engine(config: Config, num_cells: int) -> None:
             continue
         if multiprocess.is_multiprocess():
             raise InputError(
-                f"{name} = {engine} in a run of several processes; expected one process, or local."
+                where=name,
+                found=f"given {engine} in a run of several processes",
+                expected="one process, or local",
             )
         if num_cells > 1 and run.cells_at_once != 1:
             raise InputError(
-                f"{name} = {engine} holds one policy at a time, and the sweep has {num_cells} runs;"
-                " add run.cells_at_once=1, so that they train one after the other."
+                where=name,
+                found=(
+                    f"given {engine}, which holds one policy at a time, and the sweep has "
+                    f"{num_cells} runs"
+                ),
+                fix="Add run.cells_at_once=1, so that they train one after the other.",
             )
 
 
@@ -115,9 +125,9 @@ def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: 
     axis = max(sizes, key=sizes.__getitem__)
     if sizes[axis] > 1:
         raise InputError(
-            f"cell.precision.compute=bfloat16 on a mesh with {axis}={sizes[axis]}: a CPU cannot"
-            " train so; expected float32 (or auto, which is float32 on a CPU), or a mesh without"
-            f" {axis}."
+            where=f"cell.precision.compute=bfloat16 on a mesh with {axis}={sizes[axis]}",
+            found="a CPU cannot train so",
+            expected=f"float32 (or auto, which is float32 on a CPU), or a mesh without {axis}",
         )
 
 
@@ -126,13 +136,16 @@ def check_data(data: DataConfig) -> None:
     low, high = data.difficulty
     if low > high:
         raise InputError(
-            f"cell.data.difficulty: given [{low}, {high}], expected the lower end first."
+            where="cell.data.difficulty",
+            found=f"given [{low}, {high}]",
+            expected="the lower end first",
         )
     if data.candidates < 2 * data.validation and not (data.held_out or data.mixture):
-        problem = (
-            f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}"
+        raise InputError(
+            where="cell.data.candidates",
+            found=f"given {data.candidates} and cell.data.validation = {data.validation}",
+            expected="at least twice as many candidates as are held out",
         )
-        raise InputError(f"{problem}; expected at least twice as many candidates as are held out.")
 
 
 def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
@@ -140,7 +153,13 @@ def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
     B_p = max(B_p for B_p, _ in pairs)
     if B_p > problems:
         raise InputError(
-            f"sweep.B_p holds {B_p}, and the training set has {max(problems, 0)} problems, of which"
-            " a batch takes each once. Lower B_p or cell.data.validation, or raise"
-            " cell.data.candidates or cell.data.size."
+            where="sweep.B_p",
+            found=(
+                f"holds {B_p}, and the training set has {max(problems, 0)} problems, of which "
+                "a batch takes each once"
+            ),
+            fix=(
+                "Lower B_p or cell.data.validation, or raise cell.data.candidates or "
+                "cell.data.size."
+            ),
         )

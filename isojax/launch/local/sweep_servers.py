@@ -54,9 +54,10 @@ def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None
         if before is None or now == {key: before.get(key) for key in now}:
             continue
         engines = f"{describe_engine(before)} (now {describe_engine(now)})"
-        problem = f"{folder}: its {use} were sampled by {engines}"
         raise InputError(
-            f"{problem}. Start that server again, or choose another name=NAME for a new run."
+            where=folder,
+            found=f"its {use} were sampled by {engines}",
+            fix="Start that server again, or choose another name=NAME for a new run.",
         )
 
 

@@ -60,9 +60,10 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)
     if group.slices > 1:
-        problem = f"run.process_group.slices = {group.slices} without run.process_group.tpu"
         raise InputError(
-            f"{problem}; expected run.process_group.tpu=v5e:4x4 or another slice with it."
+            where="run.process_group.slices",
+            found=f"given {group.slices} without run.process_group.tpu",
+            expected="run.process_group.tpu=v5e:4x4 or another slice with it",
         )
 
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
@@ -72,10 +73,13 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
     asks_for_nothing = group == ProcessGroupConfig(retries=group.retries)
     if has_tpus and asks_for_nothing:
-        problem = "run.process_group: the cluster has TPUs, and nothing says what a run takes of it"
         raise InputError(
-            f"{problem}; expected a slice, such as run.process_group.tpu=v5e:4x4, or cores of its"
-            " hosts, run.process_group.cpus=1."
+            where="run.process_group",
+            found="the cluster has TPUs, and no setting tells what a run takes of it",
+            expected=(
+                "a slice, such as run.process_group.tpu=v5e:4x4, or cores of its hosts, "
+                "run.process_group.cpus=1"
+            ),
         )
     return _cpu_group(config, group)
 
@@ -85,10 +89,13 @@ def _cpu_group(config: Config, group: ProcessGroupConfig) -> ProcessGroupSpec:
     cpus_per_process = max(1, int(group.cpus or 1))
     devices = _cell_devices(config, num_processes * cpus_per_process, num_processes)
     if devices % num_processes:
-        problem = f"{num_processes} processes (run.process_group.processes) cannot share alike"
-        expected = f"expected a multiple of {num_processes}"
         raise InputError(
-            f"--mesh {config.run.mesh} takes {devices} devices, which {problem}; {expected}."
+            where="--mesh",
+            found=(
+                f"given {config.run.mesh}, which takes {devices} devices, which "
+                f"{num_processes} processes (run.process_group.processes) cannot share alike"
+            ),
+            expected=f"a multiple of {num_processes}",
         )
 
     cpu_devices = devices // num_processes
@@ -112,9 +119,14 @@ def _cell_devices(config: Config, available_devices: int, num_processes: int) ->
     sampling = _mesh_of_role(str(config.run.sampler_mesh), to_sample, is_multi_process).devices
     if training * samplers != sampling * trainers:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {training} devices of the {trainers} processes that"
-            f" train, run.sampler_mesh = {config.run.sampler_mesh} {sampling} of the {samplers}"
-            " that sample; expected as many of each process. Change one of the meshes."
+            where="--mesh",
+            found=(
+                f"given {config.run.mesh}, which takes {training} devices of the {trainers} "
+                f"processes that train; run.sampler_mesh = {config.run.sampler_mesh} takes "
+                f"{sampling} of the {samplers} that sample"
+            ),
+            expected="as many of each process",
+            fix="Change one of the meshes.",
         )
     return training + sampling
 
@@ -141,9 +153,11 @@ def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> Proc
     group_gpus = num_processes * gpus_per_process
     if group_gpus != mesh_gpus:
         available = f"{num_processes} processes of {gpus_per_process} have {group_gpus}"
-        problem = f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {available}; expected as many"
         raise InputError(
-            f"{problem}. Change the mesh, run.process_group.processes or run.process_group.gpus."
+            where="--mesh",
+            found=f"given {config.run.mesh}, which takes {mesh_gpus} GPUs, {available}",
+            expected="as many",
+            fix="Change the mesh, run.process_group.processes or run.process_group.gpus.",
         )
     resources = {"GPU": gpus_per_process, "CPU": group.cpus or 1.0, **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels)
@@ -155,7 +169,11 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     version, _, topology = slice_text.partition(":")
     if group.processes or group.gpus:
         reason = "a slice's chips belong to one run, with a process on each of its hosts"
-        raise InputError(f"run.process_group.tpu with processes or gpus: {reason}; leave them out.")
+        raise InputError(
+            where="run.process_group.tpu with processes or gpus",
+            found=reason,
+            fix="Leave them out.",
+        )
     try:
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
         num_hosts, resources = tpu.get_tpu_worker_resources(
@@ -163,15 +181,21 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
         )
     except ValueError as e:
         raise InputError(
-            f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e})."
+            where="run.process_group.tpu",
+            found=f"given {slice_text!r}",
+            expected=f"such as v5e:4x4 ({e})",
         ) from e
 
     chips = int(resources["TPU"]) * num_hosts
     mesh_chips = _cell_devices(config, chips, num_hosts)
     if mesh_chips != chips:
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x"
-            f" {slice_text}; expected all of them (data=-1)."
+            where="--mesh",
+            found=(
+                f"given {config.run.mesh}, which takes {mesh_chips} of the {chips} chips of "
+                f"{group.slices} x {slice_text}"
+            ),
+            expected="all of them (data=-1)",
         )
     return ProcessGroupSpec(
         num_processes=num_hosts,
@@ -221,10 +245,10 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     node_texts = []
     for resources in living:
         node_texts.append(", ".join(f"{resources.get(name, 0):g} {name}" for name in names))
-    problem = (
-        f"a run asks for {spec}, and the cluster's {len(living)} nodes have {'; '.join(node_texts)}"
-    )
     raise InputError(
-        f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add"
-        " nodes."
+        found=(
+            f"a run asks for {spec}, and the cluster's {len(living)} nodes have "
+            f"{'; '.join(node_texts)}"
+        ),
+        fix="Make the mesh smaller, change run.process_group (docs/clusters.md), or add nodes.",
     )

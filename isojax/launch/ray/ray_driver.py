@@ -99,13 +99,17 @@ def launch(
 def _refuse_other_launchers(config: Config, process_group: ProcessGroup) -> None:
     """InputError for processes and meshes that only a run without Ray can have."""
     if process_group.is_multi_process:
-        problem = "--ray starts the processes of its process groups itself"
-        raise InputError(f"{problem}; leave out --processes, --process and --coordinator.")
+        raise InputError(
+            found="--ray starts the processes of its process groups itself",
+            fix="Leave out --processes, --process and --coordinator.",
+        )
     if config.run.sampler_mesh is not None and not config.run.sampler_processes:
         raise InputError(
-            f"--ray with run.sampler_mesh = {config.run.sampler_mesh}: a process under Ray trains"
-            " or samples. Say by run.sampler_processes how many only sample, or leave"
-            " run.sampler_mesh out."
+            where=f"--ray with run.sampler_mesh = {config.run.sampler_mesh}",
+            found="a process under Ray trains or samples",
+            fix=(
+                "Say by run.sampler_processes how many only sample, or leave run.sampler_mesh out."
+            ),
         )
 
 
@@ -137,7 +141,9 @@ def connect_ray(address: str) -> Iterator[Any]:
             ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **init_options)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
             raise InputError(
-                f"--ray local: Ray cannot start ({error_summary(e)}). Correct it, or leave it out."
+                where="--ray local",
+                found=f"Ray cannot start ({error_summary(e)})",
+                fix="Correct it, or leave it out.",
             ) from e
     else:
         _connect_to_cluster(ray, address, init_options)
@@ -155,9 +161,13 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
     host, _, port = address.rpartition(":")
     if address != AUTO and (not host or "/" in host or not port.isdecimal()):
         raise InputError(
-            f"--ray: given {address!r}, expected local, auto, or HOST:PORT of the cluster that this"
-            " machine is a node of. From a machine that is none, hand it in: ray job submit"
-            " --address http://HEAD:8265 --working-dir . -- isojax launch ... --ray auto."
+            where="--ray",
+            found=f"given {address!r}",
+            expected="local, auto, or HOST:PORT of the cluster that this machine is a node of",
+            fix=(
+                "From a machine that is none, hand it in: ray job submit --address "
+                "http://HEAD:8265 --working-dir . -- isojax launch ... --ray auto."
+            ),
         )
 
     # Ray tries for a minute and more, and cannot be interrupted.
@@ -173,10 +183,13 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
     if error is not None:
         location = "that this machine is a node of" if address == AUTO else f"at {address}"
         raise InputError(
-            f"--ray {address}: no Ray cluster {location} ({error_summary(error)}). Start one by"
-            " `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, or run on"
-            f" this machine alone by --ray local. A cluster that asks for a token is reached with"
-            f" {AUTH_MODE}=token and its {AUTH_TOKEN}."
+            where=f"--ray {address}",
+            found=f"no Ray cluster {location} ({error_summary(error)})",
+            fix=(
+                "Start one by `ray start --head --port=6379`, join it by `ray start "
+                "--address=HOST:6379`, or run on this machine alone by --ray local. A cluster "
+                f"that asks for a token is reached with {AUTH_MODE}=token and its {AUTH_TOKEN}."
+            ),
         ) from error
 
 

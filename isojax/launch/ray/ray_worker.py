@@ -72,9 +72,10 @@ def _check_token(folder: Path, token: str) -> None:
     if token_file.exists() and token_file.read_text() == token:
         return
     raise InputError(
-        f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does;"
-        " expected a folder that all nodes share (NFS, a mounted bucket). Choose one by"
-        " run.dir=FOLDER."
+        where="run.dir",
+        found=f"the node {socket.gethostname()} does not see {folder} as the driver does",
+        expected="a folder that all nodes share (NFS, a mounted bucket)",
+        fix="Choose one by run.dir=FOLDER.",
     )
 
 

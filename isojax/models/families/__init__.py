@@ -57,5 +57,8 @@ def read_options(config: ModelConfig, options: type[Options]) -> Options:
         known = "no options"
         if options.model_fields:
             known = f"the options {', '.join(options.model_fields)}"
-        problem = f"{key}: {error['msg']}; given {error['input']!r}"
-        raise InputError(f"{problem}. The family {config.family} has {known}.") from e
+        raise InputError(
+            where=key,
+            found=f"{error['msg']}; given {error['input']!r}",
+            fix=f"The family {config.family} has {known}.",
+        ) from e

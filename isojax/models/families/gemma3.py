@@ -100,8 +100,10 @@ def read_ropes(config_json: Mapping[str, Any]) -> Ropes:
     rope_type = full.get("rope_type", full.get("type", "default"))
     if rope_type not in ("default", "linear"):
         raise InputError(
-            f"config.json: rope_type = {rope_type!r}; expected default or linear. "
-            "This model cannot run here."
+            where="config.json",
+            found=f"rope_type = {rope_type!r}",
+            expected="default or linear",
+            fix="This model cannot run here.",
         )
     factor = read_number(full, "factor") if rope_type == "linear" else 1.0
     return Ropes(
@@ -177,7 +179,10 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
     if options.query_scalar != scalar:
         held = f"query_pre_attn_scalar = {options.query_scalar:g}"
         raise InputError(
-            f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with {scalar:g} alone."
+            found=(
+                f"{held}; llama.cpp computes a Gemma 3 of {config.layers} layers with "
+                f"{scalar:g} alone"
+            ),
         )
 
     metadata: dict[str, Any] = {}

@@ -45,8 +45,9 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     options = read_options(config, WindowOptions)
     if len(set(options.kinds(config.layers))) > 1:
         raise InputError(
-            "cell.model.options.sliding_layers: all layers of a Mistral slide, or none; "
-            "expected null."
+            where="cell.model.options.sliding_layers",
+            found="all layers of a Mistral slide, or none",
+            expected="null",
         )
     return common_config_json(config) | {"sliding_window": options.window}
 

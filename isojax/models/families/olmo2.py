@@ -30,9 +30,11 @@ def check_shape(config: ModelConfig) -> dict[str, Any]:
     """InputError for what llama.cpp's OLMo 2 does not have."""
     if config.tied or config.head_dim * config.heads != config.width:
         raise InputError(
-            f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, "
-            f"tied = {config.tied}; llama.cpp's OLMo 2 has a head of its own, and heads of "
-            "width / heads."
+            found=(
+                f"head_dim = {config.head_dim}, {config.heads} heads, width = {config.width}, "
+                f"tied = {config.tied}; llama.cpp's OLMo 2 has a head of its own, and heads of "
+                "width / heads"
+            ),
         )
     return {}
 

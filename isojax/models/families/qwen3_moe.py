@@ -63,7 +63,10 @@ def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
     named = config_json.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(i, int) for i in named):
         raise InputError(
-            f"config.json: mlp_only_layers = {named!r}; expected a list of layers' numbers. {FIX}"
+            where="config.json",
+            found=f"mlp_only_layers = {named!r}",
+            expected="a list of layers' numbers",
+            fix=FIX,
         )
     step = read_size(config_json, "decoder_sparse_step", 1)
     layers = read_size(config_json, "num_hidden_layers")
@@ -79,8 +82,9 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     reaches = set(options.kinds(config.layers))  # of the layers' attention: sliding, or full
     if len(reaches) > 1:
         raise InputError(
-            "cell.model.options.sliding_layers: all layers of a Qwen3-MoE slide, or none; "
-            "expected null."
+            where="cell.model.options.sliding_layers",
+            found="all layers of a Qwen3-MoE slide, or none",
+            expected="null",
         )
 
     of_experts = {

@@ -21,8 +21,10 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
     value = config_json.get(key)
     if value is not None and value != allowed:
         raise InputError(
-            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. "
-            "This model cannot run here."
+            where="config.json",
+            found=f"{key} = {value!r}",
+            expected=f"{allowed!r}: {reason}",
+            fix="This model cannot run here.",
         )
 
 
@@ -30,7 +32,12 @@ def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
     """False where it is absent or null."""
     value = config_json.get(key)
     if not isinstance(value, (bool, type(None))):
-        raise InputError(f"config.json: {key} = {value!r}; expected true or false. {FIX}")
+        raise InputError(
+            where="config.json",
+            found=f"{key} = {value!r}",
+            expected="true or false",
+            fix=FIX,
+        )
     return bool(value)
 
 
@@ -62,4 +69,9 @@ def _invalid_value(
     held = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
     if section:
         held = f"{section} has {held}"
-    return InputError(f"config.json: {held}; expected {expected}. {FIX}")
+    return InputError(
+        where="config.json",
+        found=held,
+        expected=expected,
+        fix=FIX,
+    )

@@ -41,7 +41,8 @@ def gguf_traits_of(config: ModelConfig) -> GGUFTraits:
     if traits is None:
         problem = f"a model of family {config.family!r} cannot be written as GGUF"
         raise InputError(
-            f"{problem}: the family does not say how llama.cpp holds it (@family(gguf=...))."
+            where=problem,
+            found="the family does not say how llama.cpp holds it (@family(gguf=...))",
         )
     return traits
 
@@ -52,7 +53,9 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
     has no such tokenizer."""
     if path.exists() or path.is_symlink():
         raise InputError(
-            f"{path} exists, and nothing is overwritten; choose another name, or remove it first."
+            where=path,
+            found="exists, and nothing is overwritten",
+            fix="Choose another name, or remove it first.",
         )
     traits = gguf_traits_of(config)
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")

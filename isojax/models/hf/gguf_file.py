@@ -47,7 +47,10 @@ class GGUFFile:
                 "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: "
                 "isojax model import ORG/NAME"
             )
-            raise InputError(f"{held}, which the package gguf cannot dequantise. {fix}.") from e
+            raise InputError(
+                found=f"{held}, which the package gguf cannot dequantise",
+                fix=f"{fix}.",
+            ) from e
 
 
 def readable_float(value: Any) -> Any:
@@ -60,7 +63,11 @@ def open_gguf(path: Path) -> GGUFFile:
         reader = gguf.GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as e:
-        raise InputError(f"{path}: no whole GGUF file ({e}). Copy it again.") from e
+        raise InputError(
+            where=path,
+            found=f"no whole GGUF file ({e})",
+            fix="Copy it again.",
+        ) from e
     return GGUFFile(metadata, {tensor.name: tensor for tensor in reader.tensors})
 
 

@@ -52,7 +52,10 @@ def import_gguf(path: Path, folder: Path, source: Mapping[str, Any] | None = Non
     file and its sha256."""
     if not path.is_file():
         raise InputError(
-            f"{path}: no such file; expected a GGUF file. Fetch one of a model hub first."
+            where=path,
+            found="no such file",
+            expected="a GGUF file",
+            fix="Fetch one of a model hub first.",
         )
     with new_model_folder(folder) as temp:
         convert(path, temp, source or {"file": path.name, "sha256": sha256_of(path)})
@@ -63,8 +66,9 @@ def convert(path: Path, folder: Path, source: Mapping[str, Any]) -> None:
     try:
         _convert(open_gguf(path), folder)
     except InputError as e:
-        message = str(e)
-        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from e
+        if e.where.startswith(str(path)):
+            raise
+        raise e.within(path) from e
     hf_export.write_json(folder / hf_load.SOURCE_FILE, source)
 
 
@@ -108,10 +112,14 @@ def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
             by_architecture[traits.architecture] = (name, traits)
 
     if file.architecture not in by_architecture:
-        problem = f"general.architecture = {file.architecture!r}, which no family here runs"
         fix = "A family of your own is a file like isojax/models/families/qwen3.py"
         known = ", ".join(sorted(by_architecture))
-        raise InputError(f"{problem}; expected one of {known}. {fix}.")
+        raise InputError(
+            where="general.architecture",
+            found=f"given {file.architecture!r}, which no family here runs",
+            expected=f"one of {known}",
+            fix=f"{fix}.",
+        )
     return by_architecture[file.architecture]
 
 
@@ -120,12 +128,20 @@ def check_whole(file: GGUFFile) -> None:
     parts = file.metadata.get("split.count", 1)
     if parts > 1:
         fix = "Merge them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
-        raise InputError(f"it is one of {parts} files of a model. {fix}.")
+        raise InputError(
+            found=f"it is one of {parts} files of a model",
+            fix=f"{fix}.",
+        )
     if EMBEDDING not in file.tensors:
-        raise InputError(f"it has no {EMBEDDING}: no language model, or a part of one. {HUB}.")
+        raise InputError(
+            found=f"it has no {EMBEDDING}: no language model, or a part of one",
+            fix=f"{HUB}.",
+        )
     if file.settings.get("expert_count"):
         raise InputError(
-            f"expert_count = {file.settings['expert_count']}; expected a dense model. {HUB}."
+            found=f"expert_count = {file.settings['expert_count']}",
+            expected="a dense model",
+            fix=f"{HUB}.",
         )
 
 
@@ -140,11 +156,17 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
     needed = (*SIZE_KEYS.values(), "context_length")
     missing = [f"{file.architecture}.{key}" for key in needed if settings.get(key) is None]
     if missing:
-        raise InputError(f"it lacks {list_some(missing)}. {HUB}.")
+        raise InputError(
+            found=f"it lacks {list_some(missing)}",
+            fix=f"{HUB}.",
+        )
     for key in SIZE_KEYS.values():
         if isinstance(settings[key], list):
-            held = f"{file.architecture}.{key} differs between layers: {settings[key]}"
-            raise InputError(f"{held}; expected one number for all. This model cannot run here.")
+            raise InputError(
+                found=f"{file.architecture}.{key} differs between layers: {settings[key]}",
+                expected="one number for all",
+                fix="This model cannot run here.",
+            )
 
     config_json = {key: settings[name] for key, name in SIZE_KEYS.items()}
     config_json |= {
@@ -182,8 +204,11 @@ def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
     expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
     if not np.allclose(factors, expected, rtol=1e-4):
         raise InputError(
-            f"{ROPE_FACTORS} has factors up to {factors.max():g} that are not those of "
-            f"Llama 3.1 and 3.2. {HUB}."
+            found=(
+                f"{ROPE_FACTORS} has factors up to {factors.max():g} that are not those of "
+                "Llama 3.1 and 3.2"
+            ),
+            fix=f"{HUB}.",
         )
     return {"rope_type": "llama3", **scaling.model_dump()}
 
@@ -210,7 +235,7 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
     unknown = [name for name, gguf_name in names.items() if gguf_name is None]
     if unknown:
         raise InputError(
-            f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}."
+            found=f"llama.cpp's {traits.architecture} has no tensor for {list_some(unknown)}",
         )
     return {name: str(gguf_name) for name, gguf_name in names.items()}
 
@@ -227,15 +252,21 @@ def plan_tensors(
         problem = f"it has {list_some(unused)} beside the model's tensors"
         if missing:
             problem = f"it lacks {list_some(missing)}"
-        raise InputError(f"{problem}, as no {traits.architecture} here does. {HUB}.")
+        raise InputError(
+            found=f"{problem}, as no {traits.architecture} here does",
+            fix=f"{HUB}.",
+        )
 
     sources = {}
     for name, parts in hf_load.tensor_parts(layouts).items():
         specs = [part.layout.spec for part in parts]
         shape = specs[0].stored_shape
         if file.shape(names[name]) != shape:
-            held = f"{names[name]} is {file.shape(names[name])}"
-            raise InputError(f"{held}; expected {shape} by the file's metadata. Copy it again.")
+            raise InputError(
+                found=f"{names[name]} is {file.shape(names[name])}",
+                expected=f"{shape} by the file's metadata",
+                fix="Copy it again.",
+            )
         sources[name] = (shape, partial(read_tensor, file, names[name], specs, traits))
     return sources
 

@@ -34,9 +34,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
     kind = metadata.get(f"{PREFIX}model", "")
     builders = {"gpt2": _build_byte_level, "llama": _build_sentencepiece}
     if kind not in builders:
-        expected = "expected gpt2 (byte-level BPE) or llama (sentencepiece's BPE)"
         raise InputError(
-            f"{PREFIX}model = {kind!r}; {expected}. Take the model's own folder: {HUB}."
+            where=f"{PREFIX}model",
+            found=f"given {kind!r}",
+            expected="gpt2 (byte-level BPE) or llama (sentencepiece's BPE)",
+            fix=f"Take the model's own folder: {HUB}.",
         )
 
     tokens = metadata[f"{PREFIX}tokens"]
@@ -100,7 +102,9 @@ def _build_byte_level(
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise InputError(
-            f"{PREFIX}pre = {name!r}; expected one of {known}. Take the model's own folder: {HUB}."
+            found=f"{PREFIX}pre = {name!r}",
+            expected=f"one of {known}",
+            fix=f"Take the model's own folder: {HUB}.",
         )
     kind: PreTokenizer = PRE_TOKENIZERS[name]
 

@@ -34,14 +34,17 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise InputError(
-            f"{folder} has no {TOKENIZER_FILE}, which a GGUF file's tokenizer is made of."
+            where=folder,
+            found=f"no {TOKENIZER_FILE}, which a GGUF file's tokenizer is made of",
         )
     # of one form, whoever wrote the file
     about = json.loads(Tokenizer.from_file(str(path)).to_str())
     model = about["model"]
     if model["type"] != "BPE":
         raise InputError(
-            f"{path}: its model is {model['type']}; expected BPE, which GGUF files have."
+            where=path,
+            found=f"its model is {model['type']}",
+            expected="BPE, which GGUF files have",
         )
 
     tokens, types = read_tokens(about, rows)
@@ -60,8 +63,10 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
         if name is None:
             known = ", ".join(PRE_TOKENIZERS)
             raise InputError(
-                f"{path}: splits texts as none of llama.cpp's tokenizers that are known here "
-                f"({known})."
+                where=path,
+                found=(
+                    f"splits texts as none of llama.cpp's tokenizers that are known here ({known})"
+                ),
             )
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(name)

@@ -9,7 +9,7 @@ from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.models import families
 from isojax.models.hf.config_values import FIX, read_number, read_size, require_value
-from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
+from isojax.models.hf.quantised import CONFIG_KEYS, quantised_config_error
 from isojax.models.hf.rope_config import rope_settings
 
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
@@ -52,8 +52,10 @@ def find_family(architecture: str) -> str:
                 "or one of these families."
             )
     raise InputError(
-        f"config.json: architectures names {architecture!r}, which no family here runs; "
-        f"expected one of {known}. {fix}"
+        where="config.json",
+        found=f"architectures names {architecture!r}, which no family here runs",
+        expected=f"one of {known}",
+        fix=fix,
     )
 
 
@@ -69,7 +71,9 @@ def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
         is_published = families.family.load(name).traits.settings is not None
         if is_published and model_type == model_type_of(name):
             raise InputError(
-                f"config.json: {both}, which is another family. Correct the one that is wrong."
+                where="config.json",
+                found=f"{both}, which is another family",
+                fix="Correct the one that is wrong.",
             )
     _warn_once(
         f"config.json: {both}; transformers goes by model_type, "
@@ -108,20 +112,27 @@ def shape_settings(
     means."""
     for key in CONFIG_KEYS:
         if config_json.get(key):
-            raise InputError(describe_quantised_config(key, config_json[key]))
+            raise quantised_config_error(key, config_json[key])
 
     width = read_size(config_json, "hidden_size")
     heads = read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         raise InputError(
-            f"config.json: no head_dim, and hidden_size = {width} is no multiple of "
-            f"num_attention_heads = {heads}. Add head_dim to it."
+            where="config.json",
+            found=(
+                f"no head_dim, and hidden_size = {width} is no multiple of num_attention_heads "
+                f"= {heads}"
+            ),
+            fix="Add head_dim to it.",
         )
 
     is_tied = config_json.get("tie_word_embeddings")
     if not isinstance(is_tied, (bool, type(None))):
         raise InputError(
-            f"config.json: tie_word_embeddings = {is_tied!r}; expected true or false. {FIX}"
+            where="config.json",
+            found=f"tie_word_embeddings = {is_tied!r}",
+            expected="true or false",
+            fix=FIX,
         )
     return {
         "layers": read_size(config_json, "num_hidden_layers"),

@@ -135,9 +135,11 @@ def architecture_of(config: ModelConfig) -> str:
     if not names:
         published = [name for name in family.names() if family.load(name).traits.architectures]
         raise InputError(
-            f"a model of family {config.family!r} cannot be exported: no published architecture is "
-            "its own, so no other program could load it. "
-            f"Expected one of {', '.join(published)}."
+            found=(
+                f"a model of family {config.family!r} cannot be exported: no published "
+                "architecture is its own, so no other program could load it"
+            ),
+            expected=f"one of {', '.join(published)}",
         )
     return names[0]
 
@@ -162,8 +164,11 @@ def own_config_json(config: ModelConfig) -> dict[str, Any]:
     write_shape = family.load(config.family).traits.config_json
     if write_shape is None:
         raise InputError(
-            f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} could be "
-            "written; expected @family(config_json=...) in its file."
+            found=(
+                f"the family {config.family} has no `config_json`, by which {CONFIG_FILE} "
+                "could be written"
+            ),
+            expected="@family(config_json=...) in its file",
         )
     return write_shape(config)
 

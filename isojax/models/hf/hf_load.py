@@ -121,7 +121,10 @@ def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]
                 "Name each tensor once; of one that holds several, "
                 "`fused` of make_architecture says which"
             )
-            raise InputError(f"the family has {keys} in one tensor, {name}. {fix}.")
+            raise InputError(
+                found=f"the family has {keys} in one tensor, {name}",
+                fix=f"{fix}.",
+            )
     return parts
 
 
@@ -142,13 +145,14 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     architectures = config_json.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise InputError(
-            f"{folder / CONFIG_FILE}: architectures = {architectures!r}; "
-            "expected a list such as ['LlamaForCausalLM']."
+            where=folder / CONFIG_FILE,
+            found=f"architectures = {architectures!r}",
+            expected="a list such as ['LlamaForCausalLM']",
         )
     try:
         from_file = _read_model(model, config_json, str(architectures[0]))
     except InputError as e:
-        raise InputError(f"{folder}/{e}") from e
+        raise _in_folder(e, folder) from e
 
     requested_fields = vars(model)
     file_fields = vars(from_file)
@@ -157,8 +161,9 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         is_unset = key == "vocab" and requested is None  # null: the vocabulary of what is there
         if requested != file_fields[key] and not is_unset:
             raise InputError(
-                f"cell.model.{key}: given {requested!r}, but {folder / CONFIG_FILE} says "
-                f"{file_fields[key]!r}. Leave the key out: with a path, the shape comes from there."
+                where=f"cell.model.{key}",
+                found=f"given {requested!r}, but {folder / CONFIG_FILE} says {file_fields[key]!r}",
+                fix="Leave the key out: with a path, the shape comes from there.",
             )
     return from_file
 
@@ -176,20 +181,34 @@ def _read_model(
     read_settings = families.family.load(family).traits.settings
     if read_settings is None:
         problem = f"the family {family} has no `settings`, by which {CONFIG_FILE} could be read"
-        raise InputError(f"{CONFIG_FILE}: {problem}; expected @family(settings=...) in its file.")
+        raise InputError(
+            where=CONFIG_FILE,
+            found=problem,
+            expected="@family(settings=...) in its file",
+        )
     config = ModelConfig(family=family, path=model.path, lora=model.lora)
     return config.model_copy(update=read_settings(config_json))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; InputError, with what would help, where there is no such folder or file."""
-    expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
+    expected = "a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
         fix = _fix_missing_folder(folder)
-        raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
+        raise InputError(
+            where=f"cell.model.path = {folder}",
+            found="no such folder",
+            expected=expected,
+            fix=fix,
+        )
     if not (folder / CONFIG_FILE).is_file():
         fix = describe_folder(folder) or "Copy the whole folder of the model."
-        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
+        raise InputError(
+            where=folder,
+            found=f"no {CONFIG_FILE}",
+            expected=expected,
+            fix=fix,
+        )
     return read_json_object(folder / CONFIG_FILE)
 
 
@@ -218,13 +237,23 @@ def _fix_missing_folder(folder: Path) -> str:
     return fix if folder.exists() else f"{fix} --out {folder}"
 
 
+def _in_folder(error: InputError, folder: Path) -> InputError:
+    """The error of a folder's config.json, whose path its reader does not know."""
+    return InputError(
+        where=f"{folder}/{error.where}",
+        found=error.found,
+        expected=error.expected,
+        fix=error.fix,
+    )
+
+
 def read_text_config(folder: Path) -> dict[str, Any]:
     """config.json, and for a model that reads images too that of its language model."""
     config_json = read_config(folder)
     try:
         return text_config_json(config_json) or config_json
     except InputError as e:
-        raise InputError(f"{folder}/{e}") from e
+        raise _in_folder(e, folder) from e
 
 
 def reads_images(folder: Path) -> bool:

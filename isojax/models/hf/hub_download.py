@@ -67,8 +67,12 @@ def _check_name(repository: str) -> None:
         else:
             fix = f"A folder with *.safetensors is used as it is: cell.model.path={path}"
     raise InputError(
-        f"given {repository!r}, expected smollm2, gemma3-270m, FILE.gguf or a model hub's "
-        f"ORG/NAME, its revision as --revision REVISION. {fix}"
+        found=f"given {repository!r}",
+        expected=(
+            "smollm2, gemma3-270m, FILE.gguf or a model hub's ORG/NAME, its revision as "
+            "--revision REVISION"
+        ),
+        fix=fix,
     )
 
 
@@ -76,8 +80,11 @@ def _fetch_weights(repository: str, snapshot: Path) -> None:
     """The weights of a snapshot of small files, once its config.json is known to be of a model that
     runs here. InputError where it is not, or where the weights do not fit it."""
     if not (snapshot / hf_load.CONFIG_FILE).is_file():
-        expected = f"expected {hf_load.CONFIG_FILE}, *.safetensors and a tokenizer"
-        raise InputError(f"{snapshot}: has no {hf_load.CONFIG_FILE}; {expected}.")
+        raise InputError(
+            where=snapshot,
+            found=f"no {hf_load.CONFIG_FILE}",
+            expected=f"{hf_load.CONFIG_FILE}, *.safetensors and a tokenizer",
+        )
     model = hf_load.resolve_model(ModelConfig(path=str(snapshot)))
     _download(repository, snapshot.name, indexed_names(snapshot) or [SINGLE_FILE])
     hf_load.check_weights(model)
@@ -113,35 +120,48 @@ def _download(repository: str, revision: str | None, patterns: list[str]) -> Pat
             repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
         )
     except HUB_ERRORS as e:
-        raise InputError(_explain(e, repository, revision)) from e
+        raise _download_error(e, repository, revision) from e
     return Path(snapshot)
 
 
-def _explain(error: Exception, repository: str, revision: str | None) -> str:
+def _download_error(error: Exception, repository: str, revision: str | None) -> InputError:
     hub = constants.ENDPOINT
     log_in = "log in by `hf auth login`, or set HF_TOKEN."
     if isinstance(error, errors.GatedRepoError):
-        return f"{repository} is gated. Accept its terms at {hub}/{repository}; then {log_in}"
+        return InputError(
+            where=repository,
+            found="a gated model",
+            fix=f"Accept its terms at {hub}/{repository}; then {log_in}",
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"{repository}: no such model at {hub}, or a private one. "
-            f"Correct the name; for a private one {log_in}"
+        return InputError(
+            where=repository,
+            found=f"no such model at {hub}, or a private one",
+            fix=f"Correct the name; for a private one {log_in}",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"--revision: given {revision!r}, expected a branch, tag or commit of {repository}."
+        return InputError(
+            where="--revision",
+            found=f"given {revision!r}",
+            expected=f"a branch, tag or commit of {repository}",
+        )
     if constants.HF_HUB_OFFLINE:
         cache = f"{constants.HF_HUB_CACHE} does not hold all of {repository}"
-        return (
-            f"HF_HUB_OFFLINE is set, and {cache}. "
-            "Unset it, or copy the cache of a machine that has fetched it."
+        return InputError(
+            where=repository,
+            found=f"HF_HUB_OFFLINE is set, and {cache}",
+            fix="Unset it, or copy the cache of a machine that has fetched it.",
         )
 
     cause: BaseException = error
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         cause = error.__cause__
     reason = (str(cause).strip() or repr(cause)).splitlines()[0].rstrip(".")
-    return (
-        f"{repository} could not be fetched from {hub}: {reason}. What was fetched is kept: the "
-        "same command goes on from there. HF_ENDPOINT names a mirror; or copy the model's folder "
-        "here, and set cell.model.path to it."
+    return InputError(
+        where=repository,
+        found=f"could not be fetched from {hub}: {reason}",
+        fix=(
+            "What was fetched is kept: the same command goes on from there. HF_ENDPOINT names a "
+            "mirror; or copy the model's folder here, and set cell.model.path to it."
+        ),
     )

@@ -4,6 +4,8 @@ floats of them."""
 from collections.abc import Mapping
 from typing import Any
 
+from isojax.core.errors import InputError
+
 # the last two: compressed-tensors, MLX
 CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
 METHOD_OF_KEY = {"compression_config": "compressed-tensors", "quantization": "mlx"}
@@ -36,8 +38,8 @@ CONFIG_CLASS_OF_METHOD = {
 }
 
 
-def describe_quantised_config(key: str, value: Any) -> str:
-    """What a key of CONFIG_KEYS says, and the remedy."""
+def quantised_config_error(key: str, value: Any) -> InputError:
+    """The error for a config.json that has a key of CONFIG_KEYS, with the remedy."""
     settings = value if isinstance(value, Mapping) else {}
     named_methods = [str(settings[name]) for name in METHOD_KEYS if settings.get(name)]
     if named_methods:
@@ -50,9 +52,11 @@ def describe_quantised_config(key: str, value: Any) -> str:
     leftover = (
         f"If the weights are floats all the same, as after a merge, remove {key} from config.json"
     )
-    return (
-        f"config.json: {key} is set: the weights are quantised ({method}); "
-        f"{dequantise_fix(method)} {leftover}."
+    fix = dequantise_fix(method)
+    return InputError(
+        where="config.json",
+        found=f"{key} is set: the weights are quantised ({method})",
+        fix=f"{fix[0].upper()}{fix[1:]} {leftover}.",
     )
 
 

@@ -39,7 +39,11 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
     length_key = "original_max_position_embeddings"
     if length_key in section and config_json.get(length_key) not in (None, section[length_key]):
         at_top = f"{length_key} = {config_json[length_key]!r} at the top"
-        raise InputError(f"config.json: {at_top}, and {section[length_key]!r} in {key}. {KEEP_ONE}")
+        raise InputError(
+            where="config.json",
+            found=f"{at_top}, and {section[length_key]!r} in {key}",
+            fix=KEEP_ONE,
+        )
     scaling = RopeScaling(
         factor=read_number(section, "factor", key),
         low_freq_factor=read_number(section, "low_freq_factor", key),
@@ -60,7 +64,10 @@ def _check_rotation(config_json: Mapping[str, Any]) -> None:
     if not isinstance(rotated_layers, list) or not all(rotated_layers):
         problem = f"no_rope_layers = {rotated_layers!r} leaves layers without positions"
         raise InputError(
-            f"config.json: {problem}; expected rotary positions in all. This model cannot run here."
+            where="config.json",
+            found=problem,
+            expected="rotary positions in all",
+            fix="This model cannot run here.",
         )
 
 
@@ -89,7 +96,9 @@ def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> 
             shares.add(read_number(place, key))
     if len(shares) > 1:
         raise InputError(
-            f"config.json: {key} = {' and '.join(map(str, sorted(shares)))}. {KEEP_ONE}"
+            where="config.json",
+            found=f"{key} = {' and '.join(map(str, sorted(shares)))}",
+            fix=KEEP_ONE,
         )
     return shares.pop() if shares else default
 
@@ -100,7 +109,10 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = config_json.get(key) or {}
     if not isinstance(value, Mapping):
         raise InputError(
-            f"config.json: {key} = {value!r}; expected an object with rope_type. {FIX}"
+            where="config.json",
+            found=f"{key} = {value!r}",
+            expected="an object with rope_type",
+            fix=FIX,
         )
     section = _of_used_layers(config_json, key, _without_nulls(value))
 
@@ -110,7 +122,9 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
         rope_type = section.setdefault("rope_type", old_type or "default")
     if old_type not in (None, rope_type):
         raise InputError(
-            f"config.json: {key} has type = {old_type!r} and rope_type = {rope_type!r}. {KEEP_ONE}"
+            where="config.json",
+            found=f"{key} has type = {old_type!r} and rope_type = {rope_type!r}",
+            fix=KEEP_ONE,
         )
     if rope_type not in ("default", "llama3"):
         fix = "This model cannot run here"
@@ -120,7 +134,10 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
                 "remove it from a copy of config.json"
             )
         raise InputError(
-            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. {fix}."
+            where="config.json",
+            found=f"{key} has rope_type = {rope_type!r}",
+            expected="default or llama3",
+            fix=f"{fix}.",
         )
 
     require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
@@ -139,7 +156,9 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
         held = ", ".join(f"{name} = {section[name]!r}" for name in unknown_keys)
         fix = "Name the type that this belongs to, or remove it from config.json"
         raise InputError(
-            f"config.json: {key} has {held}, which rope_type = {rope_type!r} does not use. {fix}."
+            where="config.json",
+            found=f"{key} has {held}, which rope_type = {rope_type!r} does not use",
+            fix=f"{fix}.",
         )
     return section
 
@@ -158,14 +177,19 @@ def _of_used_layers(
     if not used or any(entry != used[0] for entry in used):
         types = ", ".join(f"{name}: {dict(entry)}" for name, entry in by_type.items())
         raise InputError(
-            f"config.json: {key} differs between types of layers ({types}); "
-            "expected one for all layers."
+            where="config.json",
+            found=f"{key} differs between types of layers ({types})",
+            expected="one for all layers",
         )
 
     common = {name: entry for name, entry in section.items() if name not in by_type}
     if any(used[0].get(name, entry) != entry for name, entry in common.items()):
         both = f"{key} has {common} beside {used[0]} for {', '.join(used_types)}"
-        raise InputError(f"config.json: {both}. {KEEP_ONE}")
+        raise InputError(
+            where="config.json",
+            found=both,
+            fix=KEEP_ONE,
+        )
     return common | used[0]
 
 
@@ -192,7 +216,9 @@ def _agreed_theta(
     if len(set(places.values())) > 1:
         listed = " and ".join(f"{theta:,.12g} in {place}" for place, theta in places.items())
         raise InputError(
-            f"config.json: rope_theta = {listed}. {KEEP_ONE}".replace("in the top", "at the top")
+            where="config.json",
+            found=f"rope_theta = {listed}".replace("in the top", "at the top"),
+            fix=KEEP_ONE,
         )
     return next(iter(places.values()), DEFAULT_THETA)
 
@@ -207,5 +233,9 @@ def _agreed_section(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, Map
 
     if len(contents) == 2 and contents["rope_scaling"] != contents["rope_parameters"]:
         both = " and ".join(f"{key} = {content}" for key, content in contents.items())
-        raise InputError(f"config.json: {both}. Programs differ in which one they read. {KEEP_ONE}")
+        raise InputError(
+            where="config.json",
+            found=both,
+            fix=f"Programs differ in which one they read. {KEEP_ONE}",
+        )
     return next(iter(contents.items()))

@@ -59,13 +59,20 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
     section = config_json.get(SECTION)
     if not isinstance(section, Mapping):
         raise InputError(
-            f"config.json: {SECTION} = {section!r}; expected an object with the shape. {FIX}"
+            where="config.json",
+            found=f"{SECTION} = {section!r}",
+            expected="an object with the shape",
+            fix=FIX,
         )
     section = {key: value for key, value in section.items() if value is not None}
     shared = {key: config_json[key] for key in SHARED_KEYS if config_json.get(key) is not None}
     if section.get(TIED, shared.get(TIED)) != shared.get(TIED, section.get(TIED)):
         both = f"{TIED} = {shared[TIED]!r} at the top, and {section[TIED]!r} in {SECTION}"
-        raise InputError(f"config.json: {both}. Keep the one that the model was trained with.")
+        raise InputError(
+            where="config.json",
+            found=both,
+            fix="Keep the one that the model was trained with.",
+        )
 
     # Tokens that end a text are the whole model's: after instruction tuning, the section still has
     # the base model's.
@@ -94,8 +101,9 @@ def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, 
         if plain_name in tensors:
             names = f"{tensors[plain_name].name} and {name}"
             raise InputError(
-                f"{folder}: holds the language model twice, as {names}. "
-                "Remove the copy of an older save."
+                where=folder,
+                found=f"holds the language model twice, as {names}",
+                fix="Remove the copy of an older save.",
             )
         tensors[plain_name] = tensor
 

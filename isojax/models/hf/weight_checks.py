@@ -45,7 +45,10 @@ def check_tensors(
     # These first: with adapters or quantised weights, the others do not fit either.
     description = describe_adapters(unused) or describe_quantised_tensors(unreadable)
     if description:
-        raise InputError(f"{folder}: {description}")
+        raise InputError(
+            where=folder,
+            found=description,
+        )
 
     mismatches = _mismatches(folder, expected, stored)
     if mismatches:
@@ -54,7 +57,9 @@ def check_tensors(
             listed += f"; and {len(mismatches) - MAX_LISTED} more"
         fix = explain_mismatch(folder, config, specs, stored)
         raise InputError(
-            f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}"
+            where=folder,
+            found=f"{len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}",
+            fix=fix,
         )
 
     if HEAD_WEIGHT in stored and HEAD_WEIGHT not in expected and EMBEDDING_WEIGHT in expected:
@@ -95,10 +100,16 @@ def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> No
     row = _first_different_row(head, embedding)
     if row is not None:
         raise InputError(
-            f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in "
-            f"{head.file.name} differs from {EMBEDDING_WEIGHT} in {embedding.file.name}, "
-            f"at row {row}. Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was "
-            f"trained; else remove {HEAD_WEIGHT} from its file."
+            where=folder,
+            found=(
+                f"{CONFIG_FILE} ties the head to the embedding, but {HEAD_WEIGHT} in "
+                f"{head.file.name} differs from {EMBEDDING_WEIGHT} in {embedding.file.name}, "
+                f"at row {row}"
+            ),
+            fix=(
+                f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; "
+                f"else remove {HEAD_WEIGHT} from its file."
+            ),
         )
 
 

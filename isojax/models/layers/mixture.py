@@ -161,8 +161,10 @@ class MixtureOfExperts(nnx.Module):
         """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are
         divided by their sum."""
         if top_k > experts:
-            problem = f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)"
-            raise InputError(f"{problem}; expected at most as many as there are.")
+            raise InputError(
+                found=f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)",
+                expected="at most as many as there are",
+            )
 
         self.top_k, self.renormalises = top_k, renormalises
         self.replayed: Array | None = nnx.data(None)

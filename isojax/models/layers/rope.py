@@ -27,8 +27,11 @@ class Rope:
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise InputError(
-                f"rotary positions turn pairs of numbers, and {self.head_dim} of a head were to be "
-                "turned; expected an even count."
+                found=(
+                    f"rotary positions turn pairs of numbers, and {self.head_dim} of a head "
+                    "were to be turned"
+                ),
+                expected="an even count",
             )
 
     def frequencies(self) -> Float[np.ndarray, " half"]:

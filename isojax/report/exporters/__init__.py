@@ -46,7 +46,8 @@ def recommended_growth(recommendation: Recommendation) -> GrowingRun:
     """The recommended schedule; InputError where there is none."""
     if recommendation.growing is None:
         raise InputError(
-            "no growing n is expected to gain at this budget; expected --write without --growing."
+            found="no growing n is expected to gain at this budget",
+            expected="--write without --growing",
         )
     return recommendation.growing
 

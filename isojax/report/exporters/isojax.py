@@ -36,8 +36,9 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
     imported logs."""
     if sweep_config is None:
         raise InputError(
-            "no config.yaml in the folder of the fit; expected one. "
-            "For logs: --for verl or --for trl."
+            found="no config.yaml in the folder of the fit",
+            expected="one",
+            fix="For logs: --for verl or --for trl.",
         )
 
     allocation = recommendation.allocation

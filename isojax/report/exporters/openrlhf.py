@@ -30,7 +30,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
-            f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2."
+            found=(
+                f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2"
+            ),
         )
 
     arguments = {

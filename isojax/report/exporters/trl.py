@@ -56,8 +56,10 @@ def render(
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(
-            f"n = {allocation.n} rollouts per problem; "
-            "TRL's GRPO expects at least 2, which it compares."
+            found=(
+                f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, "
+                "which it compares"
+            ),
         )
 
     # the largest that divides B: gradient_accumulation_steps is a whole number

@@ -240,7 +240,10 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> I
     where there are several B_p. A figure that the fit has no data for is removed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(
-            f"{folder} is no folder; expected one for the figures. Give the file another name."
+            where=folder,
+            found="no folder",
+            expected="one for the figures",
+            fix="Give the file another name.",
         )
     joint_fit = fit.model_copy(
         update={"by_B_p": (fit.joint,)}

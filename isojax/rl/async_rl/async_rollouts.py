@@ -79,15 +79,22 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         uneven_B_p = next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None)
         if uneven_B_p:
             raise InputError(
-                f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the "
-                f"{self.sampler_shards} shards (data x fsdp) of the mesh that samples; "
-                "asynchronous rollouts assign whole groups to shards. Change B_p or the mesh."
+                where="cell.rl.max_staleness",
+                found=(
+                    f"sweep.B_p = {uneven_B_p} is no multiple of the {self.sampler_shards} "
+                    "shards (data x fsdp) of the mesh that samples; asynchronous rollouts "
+                    "assign whole groups to shards"
+                ),
+                fix="Change B_p or the mesh.",
             )
         if task.stops.has_turns:
             raise InputError(
-                f"cell.rl.max_staleness = {cell.rl.max_staleness} with {cell.task}, a task of "
-                "several turns: asynchronous rollouts have one turn. Leave "
-                "cell.rl.max_staleness out."
+                where="cell.rl.max_staleness",
+                found=(
+                    f"given {cell.rl.max_staleness} with {cell.task}, a task of several turns: "
+                    "asynchronous rollouts have one turn"
+                ),
+                fix="Leave cell.rl.max_staleness out.",
             )
 
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)

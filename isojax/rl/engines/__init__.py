@@ -126,4 +126,4 @@ def load_engine(name: str) -> Plugin[..., RolloutEngine, NoTraits]:
     try:
         return rollout_engine.load(name)
     except InputError as e:
-        raise InputError(f"run.rollouts: {e}") from e
+        raise e.within("run.rollouts") from e

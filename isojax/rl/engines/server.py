@@ -10,5 +10,9 @@ def server_engine(setup: EngineSetup) -> RolloutEngine:
     policy_server = setup.policy_server
     if policy_server is None:
         expected = "the URL of a server of language models, such as http://localhost:8000"
-        raise InputError(f"run.rollouts = server: run.server.url is not set; expected {expected}.")
+        raise InputError(
+            where="run.rollouts = server",
+            found="run.server.url is not set",
+            expected=expected,
+        )
     return ServerEngine(setup, policy_server.server, needs_logps=True, policy_server=policy_server)

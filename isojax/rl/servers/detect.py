@@ -37,6 +37,10 @@ def detect(client: JsonClient) -> ServedModel:
         name, owner = str(model["id"]), str(model.get("owned_by", "openai"))
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         problem = f"/v1/models lists no model ({str(answer)[:200]})"
-        raise InputError(f"the server {url}: {problem}. Is it a server of a language model?") from e
+        raise InputError(
+            where=f"the server {url}",
+            found=problem,
+            fix="Is it a server of a language model?",
+        ) from e
     dialect = DIALECTS.get(owner, OpenAICompletions)()
     return ServedModel(dialect, dialect.name if owner in DIALECTS else owner, name)

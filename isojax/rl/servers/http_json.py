@@ -46,13 +46,17 @@ class JsonClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(
-                f"the server {options.url!r} is no URL; expected one such as http://localhost:8000."
+                where=f"the server {options.url!r}",
+                found="no URL",
+                expected="one such as http://localhost:8000",
             )
         try:
             self._port = parts.port
         except ValueError as e:
             raise InputError(
-                f"the server {options.url!r}: {e}; expected such as http://localhost:8000."
+                where=f"the server {options.url!r}",
+                found=str(e),
+                expected="such as http://localhost:8000",
             ) from e
         self._host, self._is_https = parts.hostname, parts.scheme == "https"
         self._root = parts.path.rstrip("/").removesuffix("/v1")
@@ -111,7 +115,10 @@ class JsonClient:
                 problem = f"{method} {path} gives status {status}: {_shown(text)}"
                 cause = None
                 if status < 500 and status not in RETRIED_STATUSES:
-                    raise InputError(f"the server {options.url} refuses: {problem}.")
+                    raise InputError(
+                        where=f"the server {options.url}",
+                        found=f"refuses: {problem}",
+                    )
             if attempt < options.retries:
                 time.sleep(wait)
                 wait *= 2
@@ -148,7 +155,9 @@ class JsonClient:
         except ValueError as e:
             problem = f"{path} gives no JSON: {_shown(text)}"
             raise InputError(
-                f"the server {self.options.url}: {problem}. Is it a server of a language model?"
+                where=f"the server {self.options.url}",
+                found=problem,
+                fix="Is it a server of a language model?",
             ) from e
 
 

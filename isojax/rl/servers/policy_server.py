@@ -34,16 +34,23 @@ class PolicyServer:
             problem = "has no request that makes it load other weights, as far as isojax knows"
             labels = "it can label problems (isojax difficulty --server), but not sample for a run"
             fix = "Set run.server.update where it has one, or take vLLM or SGLang"
-            raise InputError(f"{self.server.name} {problem}: {labels}. {fix}.")
+            raise InputError(
+                where=f"{self.server.name} {problem}",
+                found=labels,
+                fix=f"{fix}.",
+            )
         if config.weights is None:
             expected = "a folder that isojax writes and the server reads, by the same path"
             raise InputError(
-                f"run.server.weights is not set; expected {expected}, such as /dev/shm/weights."
+                where="run.server.weights",
+                found="not set",
+                expected=f"{expected}, such as /dev/shm/weights",
             )
         model_folder = decoder.config.path
         if model_folder is None:
             raise InputError(
-                "a server samples with a language model; expected cell.model.path, its folder."
+                found="a server samples with a language model",
+                expected="cell.model.path, its folder",
             )
 
         folder = Path(config.weights) / run_name

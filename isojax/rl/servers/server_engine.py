@@ -66,16 +66,21 @@ class ServerEngine(RolloutEngine):
         task = setup.task
         if is_on_device(task):
             raise InputError(
-                "a server samples text; expected a text task, such as cell.task=jsonl:FILE."
+                found="a server samples text",
+                expected="a text task, such as cell.task=jsonl:FILE",
             )
         if task.stops.adds_context:
             context = "tokens of turns or of cell.sampling.interrupt are written into responses"
             raise InputError(
-                f"a server cannot sample it: {context}. Leave out the server, or these."
+                found=f"a server cannot sample it: {context}",
+                fix="Leave out the server, or these.",
             )
         if setup.records_experts:
             settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
-            raise InputError(f"a server does not tell the experts of tokens; leave out {settings}.")
+            raise InputError(
+                found="a server does not tell the experts of tokens",
+                fix=f"Leave out {settings}.",
+            )
         self.setup = setup
         self.server = server
         self.needs_logps = needs_logps
@@ -206,25 +211,29 @@ class ServerEngine(RolloutEngine):
         if dialect.cuts_before_temperature and sampling.top_p < 1 and sampling.temperature != 1:
             problem = "takes the nucleus of top_p before temperature, where isojax takes it after"
             raise InputError(
-                f"{server} {problem}; set cell.sampling.top_p=1 or cell.sampling.temperature=1."
+                found=f"{server} {problem}",
+                fix="Set cell.sampling.top_p=1 or cell.sampling.temperature=1.",
             )
         if not self.needs_logps:
             return
         if dialect.logp_kind is LogpKind.NONE:
             raise InputError(
-                f"{server} gives no log-probs of the distribution that it samples; training needs "
-                "them."
+                found=(
+                    f"{server} gives no log-probs of the distribution that it samples; "
+                    "training needs them"
+                ),
             )
         if dialect.logp_kind is LogpKind.BEFORE_TOP_P and sampling.top_p < 1:
             raise InputError(
-                f"{server} gives log-probs before top-p; set cell.sampling.top_p=1 to train with "
-                "them."
+                found=f"{server} gives log-probs before top-p",
+                fix="Set cell.sampling.top_p=1 to train with them.",
             )
         # without it the trainer cannot compute log-probs of the same nucleus
         if sampling.top_p < 1:
             problem = "does not tell how much of the distribution top-p has left"
             raise InputError(
-                f"{server} {problem}; set cell.sampling.top_p=1 to train with its log-probs."
+                found=f"{server} {problem}",
+                fix="Set cell.sampling.top_p=1 to train with its log-probs.",
             )
 
     def _check_server(self, asks: Sequence[Ask]) -> None:
@@ -268,11 +277,16 @@ class ServerEngine(RolloutEngine):
                 continue  # too even to tell
             if abs(received - expected) > LOGP_TOLERANCE * max(1, abs(expected)):
                 fix = self.served.dialect.logp_fix
+                if not fix:
+                    fix = "take one that gives those of the sampled distribution"
                 raise InputError(
-                    f"the server {self.options.url} gives log-probs of another temperature than "
-                    f"{ask.temperature:g}: two tokens differ by {received:.3f}, expected "
-                    f"{expected:.3f} ({difference_at_one:.3f} at temperature 1); "
-                    f"{fix or 'take one that gives those of the sampled distribution'}."
+                    where=f"the server {self.options.url}",
+                    found=(
+                        f"gives log-probs of another temperature than {ask.temperature:g}: two "
+                        f"tokens differ by {received:.3f}"
+                    ),
+                    expected=f"{expected:.3f} ({difference_at_one:.3f} at temperature 1)",
+                    fix=f"{fix[0].upper()}{fix[1:]}.",
                 )
             return
         server = f"the server {self.options.url}"

@@ -116,13 +116,15 @@ def _refuse_lone_column(table: DataTable) -> NoReturn:
     """InputError: no log has one column, but a file has one whose columns another mark divides, as
     spaces or colons."""
     (name,) = table.columns
-    problem = (
-        f"{table.source}, {table.header_position}: one column, {name[:80]!r}; expected several"
-    )
     fix = "Divide them by commas, tabs, semicolons or |"
     if len(name.split()) > 1:
         fix += r", as by pandas.read_csv(FILE, sep=r'\s+').to_csv(OTHER, index=False)"
-    raise InputError(f"{problem}. {fix}.")
+    raise InputError(
+        where=f"{table.source}, {table.header_position}",
+        found=f"one column, {name[:80]!r}",
+        expected="several",
+        fix=f"{fix}.",
+    )
 
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
@@ -135,7 +137,10 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     for row in rows_where(names.is_blank):
         location = rows.place(row).location
         raise InputError(
-            f"{location}: {metric} is empty; expected the name of a metric. Fill it in."
+            where=location,
+            found=f"{metric} is empty",
+            expected="the name of a metric",
+            fix="Fill it in.",
         )
 
     columns = {name: rows.column(name) for name in table.columns if name not in (metric, value)}
@@ -156,10 +161,11 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     A run has no row for steps at which its cells are empty or NaN."""
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
-        problem = f"{table.source}, {table.header_position}: the first column is {steps!r}"
         raise InputError(
-            f"{problem}, expected the steps, as in W&B's export. "
-            "Export the chart over Step, or the trainer's own step."
+            where=f"{table.source}, {table.header_position}",
+            found=f"the first column is {steps!r}",
+            expected="the steps, as in W&B's export",
+            fix="Export the chart over Step, or the trainer's own step.",
         )
 
     metrics_of_run = _metrics_of_runs(others)

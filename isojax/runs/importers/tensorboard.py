@@ -62,8 +62,9 @@ def find_logs(folder: Path) -> list[Path]:
     folders = sorted({file.parent for file in paths_below(folder, EVENT_FILE_PATTERN)})
     if not folders:
         raise InputError(
-            f"{folder} holds no event file ({EVENT_FILE_PATTERN}); "
-            "expected a SummaryWriter's folder."
+            where=folder,
+            found=f"no event file ({EVENT_FILE_PATTERN})",
+            expected="a SummaryWriter's folder",
         )
     return folders
 
@@ -111,7 +112,11 @@ def read(path: Path) -> list[LogTable]:
                 "are taken from there"
             )
     if not series:
-        raise InputError(f"{path} holds no scalar: nothing was logged in this run. Leave it out.")
+        raise InputError(
+            where=path,
+            found="no scalar: nothing was logged in this run",
+            fix="Leave it out.",
+        )
 
     config |= trl_columns.rollouts_per_step(config)
     return [LogTable(str(path), _rows(path, series, time_of_step), config, notes=tuple(notes))]
@@ -126,8 +131,8 @@ def _join_restart(
     restart = points[0].step
     if earlier and restart <= earlier[0].step < earlier[-1].step:
         raise InputError(
-            f"{what} again from step {restart}, so it may be another run. "
-            "Give each run its own folder, and remove a start that failed."
+            found=f"{what} again from step {restart}, so it may be another run",
+            fix="Give each run its own folder, and remove a start that failed.",
         )
     return [point for point in earlier if point.step < restart] + points
 
@@ -235,7 +240,9 @@ def _split_records(file: Path) -> LogRecords:
         length_bytes = data[offset : offset + 8]
         if masked_crc32c(length_bytes) != checksum:
             raise InputError(
-                f"{file} is no event file, or damaged at byte {offset}; copy it again from the run."
+                where=file,
+                found=f"no event file, or damaged at byte {offset}",
+                fix="Copy it again from the run.",
             )
 
         end = start + length
@@ -244,7 +251,9 @@ def _split_records(file: Path) -> LogRecords:
         (checksum,) = RECORD_FOOTER.unpack_from(data, end)
         if masked_crc32c(data[start:end]) != checksum:
             raise InputError(
-                f"{file} is damaged at byte {offset}; copy it again from where the run was."
+                where=file,
+                found=f"damaged at byte {offset}",
+                fix="Copy it again from where the run was.",
             )
         records.append(data[start:end])
         offset = end + RECORD_FOOTER.size

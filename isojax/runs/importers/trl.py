@@ -87,8 +87,9 @@ def read(path: Path) -> list[LogTable]:
     entries = history if isinstance(history, list) else []
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         raise InputError(
-            f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, "
-            "or its log_history."
+            where=f"{file}, line 1",
+            found="no log_history there",
+            expected=f"TRL's {STATE_FILE}, or its log_history",
         )
     rows = tuple(
         DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(entries)
@@ -122,8 +123,9 @@ def _state_file(path: Path) -> Path:
             state_of_update[int(update)] = file
     if not state_of_update:
         raise InputError(
-            f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; "
-            "name a run's folder, or files."
+            where=path,
+            found=f"no {STATE_FILE}, nor does a checkpoint-* in it",
+            fix="Name a run's folder, or files.",
         )
     return state_of_update[max(state_of_update)]
 

@@ -53,6 +53,11 @@ def _unpack(row: DataRow) -> DataRow:
         keys = ", ".join(map(str, row.values)) or "(none)"
         expected = '{"step": NUMBER, "data": {TAG: VALUE}}, as verl\'s file logger writes it'
         hint = "For other JSON lines: --from jsonl"
-        raise InputError(f"{row.location} has the keys {keys}; expected {expected}. {hint}.")
+        raise InputError(
+            where=row.location,
+            found=f"has the keys {keys}",
+            expected=expected,
+            fix=f"{hint}.",
+        )
 
     return replace(row, values={**data, "step": row.values["step"]})

@@ -159,9 +159,9 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
             # wrapped.
             if notes:
                 raise InputError(
-                    f"{path}, {notes[0]}, and so does line {line.number}; "
-                    "expected a step's values on one line. "
-                    "Copy the log's file, not a terminal's text, or remove these lines."
+                    found=f"{path}, {notes[0]}, and so does line {line.number}",
+                    expected="a step's values on one line",
+                    fix="Copy the log's file, not a terminal's text, or remove these lines.",
                 )
             notes.append(
                 f"line {line.number} looks like the rest of line {line.number - 1}, "
@@ -172,8 +172,9 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
             '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
         )
         raise InputError(
-            f"{path} has no line {expected}. "
-            "Leave it out, save it as UTF-8, or name a format by --from."
+            where=path,
+            found=f"no line {expected}",
+            fix="Leave it out, save it as UTF-8, or name a format by --from.",
         )
     return _Steps(rows, notes)
 
@@ -209,8 +210,10 @@ def _require_one_value(
 
     where = f" before line {' and '.join(map(str, line_numbers[1:]))}" if configs else ""
     raise InputError(
-        f"{path} holds runs whose {name} is {', then '.join(texts)}; "
-        f"expected one run. Split it{where}."
+        where=path,
+        found=f"holds runs whose {name} is {', then '.join(texts)}",
+        expected="one run",
+        fix=f"Split it{where}.",
     )
 
 

@@ -34,8 +34,9 @@ def find_logs(folder: Path) -> list[Path]:
     files = paths_below(folder, FILE_PATTERN)
     if not files:
         raise InputError(
-            f"{folder} holds no {FILE_PATTERN}; expected a W&B run's folder, "
-            "such as wandb/offline-run-*."
+            where=folder,
+            found=f"no {FILE_PATTERN}",
+            expected="a W&B run's folder, such as wandb/offline-run-*",
         )
     return files
 
@@ -72,7 +73,11 @@ def read(file: Path) -> list[LogTable]:
         elif kind == "config":
             config |= _item_values(entry.config.update, file)
     if not rows:
-        raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
+        raise InputError(
+            where=file,
+            found="no step: nothing was logged in this run",
+            fix="Leave it out.",
+        )
 
     notes = []
     if log.is_torn:
@@ -109,7 +114,10 @@ def _split_records(file: Path) -> LogRecords:
     file is damaged."""
     data = file.read_bytes()
     if not data.startswith(MAGIC):
-        raise InputError(f"{file} is no .wandb file (it begins with {data[:6]!r}).")
+        raise InputError(
+            where=file,
+            found=f"no .wandb file (it begins with {data[:6]!r})",
+        )
 
     records: list[bytes] = []
     chunks: list[bytes] = []  # of the record that has begun
@@ -131,7 +139,9 @@ def _split_records(file: Path) -> LogRecords:
         is_kind = kind in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
         if not is_kind or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
             raise InputError(
-                f"{file} is damaged at byte {position}; copy it again from where the run was."
+                where=file,
+                found=f"damaged at byte {position}",
+                fix="Copy it again from where the run was.",
             )
         position = chunk_start + length
 

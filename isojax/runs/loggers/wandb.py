@@ -30,8 +30,9 @@ def check() -> None:
             wandb.login(verify=False)
     except wandb.Error as e:
         raise InputError(
-            f"run.loggers has wandb, where nobody is logged in ({e}); "
-            "call `wandb login`, or set WANDB_MODE=offline."
+            where="run.loggers",
+            found=f"has wandb, where nobody is logged in ({e})",
+            fix="Call `wandb login`, or set WANDB_MODE=offline.",
         ) from e
 
 

@@ -18,6 +18,7 @@ from isojax.runs.logs.column_map import (
     LOWEST_VALUES,
     METRIC_AT_K,
     TWO_MEANINGS,
+    WITHOUT_POINT,
     ColumnMap,
     is_training,
     is_validation,
@@ -71,8 +72,10 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
     unique, with the --map to type."""
     if not table.columns:
         raise InputError(
-            f"{table.source}: no row holds a value; "
-            "expected some, each with its name. Leave it out."
+            where=table.source,
+            found="no row holds a value",
+            expected="some, each with its name",
+            fix="Leave it out.",
         )
 
     # The user's map: columns, and numbers for the whole log.
@@ -139,25 +142,37 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(
-            f"--map scale={text}: expected a number, such as scale=0.01 for percent, or auto."
+            where=f"--map scale={text}",
+            expected="a number, such as scale=0.01 for percent, or auto",
         )
     if number is None and "{}" not in text:
         columns = [name for name in table.columns if name not in _CLOCK_COLUMNS] or table.columns
         (nearest,) = nearest_names(text, columns)
         raise InputError(
-            f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} "
-            f"({map_option(field, nearest)}). The columns are {list_some(table.columns)}."
+            where=table.source,
+            found=f"no column {text!r} for {field}",
+            fix=(
+                f"The nearest is {nearest!r} ({map_option(field, nearest)}). The columns are "
+                f"{list_some(table.columns)}."
+            ),
         )
     if field not in CONSTANT_FIELDS:
         raise InputError(
-            f"--map {field}={text}: a number for the whole file cannot stand for {field}; "
-            f"type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}."
+            where=f"--map {field}={text}",
+            found=f"a number for the whole file cannot stand for {field}",
+            fix=(
+                f"Type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}."
+            ),
         )
 
     if number is None:
         return number_in_names(field, text, table)
     if field in LOWEST_VALUES and DOT_OF_THOUSANDS.fullmatch(text):
-        raise InputError(f"--map {field}={text}{TWO_MEANINGS}")
+        raise InputError(
+            where=f"--map {field}={text}",
+            found=TWO_MEANINGS,
+            expected=WITHOUT_POINT,
+        )
     return int(number) if number.is_integer() else number
 
 
@@ -191,16 +206,22 @@ def _reject_logging_calls(
             is_clock = are_counts and len(set(steps.tolist())) > 1 and (np.diff(steps) >= 0).all()
             if is_clock and not np.array_equal(steps, calls):
                 raise InputError(
-                    f"{table.label}: _step counts calls of wandb.log, and {name} has other "
-                    "numbers; name the one that counts updates: "
-                    f"{map_option('step', name)} or --map step=_step."
+                    where=table.label,
+                    found=f"_step counts calls of wandb.log, and {name} has other numbers",
+                    fix=(
+                        f"Name the one that counts updates: {map_option('step', name)} or "
+                        "--map step=_step."
+                    ),
                 )
 
         if _evaluates_in_own_calls(table, run, metrics):
             raise InputError(
-                f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of "
-                "their own. Name a column that counts updates: --map step=COLUMN; "
-                "or, if it is one, --map step=_step."
+                where=table.label,
+                found="_step counts calls of wandb.log, and evaluations are calls of their own",
+                fix=(
+                    "Name a column that counts updates: --map step=COLUMN; or, if it is one, "
+                    "--map step=_step."
+                ),
             )
 
 
@@ -267,8 +288,9 @@ def _detect_column(
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(map_option("reward", match) for match in matches)
             raise InputError(
-                f"{table.source} has {len(matches)} possible validation metrics; "
-                f"choose one: {choices}."
+                where=table.source,
+                found=f"has {len(matches)} possible validation metrics",
+                fix=f"Choose one: {choices}.",
             )
         if matches:
             return matches[0]
@@ -291,9 +313,12 @@ def _validation_metrics_beside_reward(table: LogTable, field_map: FieldMap) -> l
     has_train_reward = "train_reward" in table.columns or "train_reward" in field_map
     if signs and not others and not has_train_reward:
         raise InputError(
-            f"{table.source}: with {' and '.join(signs)}, reward may be a training reward. "
-            "Name a validation metric: --map reward=COLUMN; "
-            "or fit the training reward: --map reward=reward."
+            where=table.source,
+            found=f"with {' and '.join(signs)}, reward may be a training reward",
+            fix=(
+                "Name a validation metric: --map reward=COLUMN; or fit the training reward: "
+                "--map reward=reward."
+            ),
         )
     return others
 
@@ -342,8 +367,12 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
     if runs:
         maps = ",".join(filter(None, ["reward=*", map_of_names(runs)]))
         raise InputError(
-            f"{table.source}: no column is known to be reward ({FIELD_HELP['reward']}); "
-            f"where each column is a run, add --map '{maps}', else name it. {columns}."
+            where=table.source,
+            found=(
+                f"no column is known to be reward ({FIELD_HELP['reward']}); where each column "
+                f"is a run, add --map '{maps}', else name it"
+            ),
+            fix=f"{columns}.",
         )
     if missing:
         hints = [
@@ -351,7 +380,11 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
             f"type {_mapping_hint(field, table)}"
             for field in missing
         ]
-        raise InputError(f"{table.source}: {'; '.join(hints)}. {columns}.")
+        raise InputError(
+            where=table.source,
+            found=f"{'; '.join(hints)}",
+            fix=f"{columns}.",
+        )
 
     field_of_name: dict[tuple[str, bool], str] = {}
     for field in column_map.metric_fields:
@@ -361,12 +394,14 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
             prefix = "train" if is_training(field) else "metric"
             rename = map_option(f"{prefix}:NAME", column_map.columns[field])
             raise InputError(
-                f"{table.source}: {other} and {field} are both called {name} in a ledger; "
-                f"type {rename}."
+                where=table.source,
+                found=f"{other} and {field} are both called {name} in a ledger",
+                fix=f"Type {rename}.",
             )
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(
-            f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4."
+            where=table.source,
+            found="say of how many rollouts per problem counts are, as --map samples=4",
         )
 
 

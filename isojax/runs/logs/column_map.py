@@ -42,9 +42,8 @@ _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 # has a point that cannot divide thousands: 0.000, or four digits before it.
 DOT_OF_THOUSANDS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*")
 _DECIMALS = re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
-TWO_MEANINGS = (
-    ", where the point may divide thousands or decimals; expected a whole number, without a point."
-)
+TWO_MEANINGS = "the point may divide thousands or decimals"
+WITHOUT_POINT = "a whole number, without a point"
 
 
 def _may_divide_thousands(value: Any) -> bool:
@@ -173,11 +172,20 @@ class ColumnMap:
         expected = FIELD_HELP.get(field, "a number")
         lowest = LOWEST_VALUES.get(field)  # None of a field that need not be whole
         if lowest is not None and _may_divide_thousands(value) and not self._has_decimals(field):
-            raise InputError(f"{cell} is {value}{TWO_MEANINGS}")
+            raise InputError(
+                where=cell,
+                found=f"given {value}, where {TWO_MEANINGS}",
+                expected=WITHOUT_POINT,
+            )
         if field in _RUN_SETTINGS and is_blank(value):
             remedy = self._remedy_for_settings(row)
             if remedy:
-                raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
+                raise InputError(
+                    where=cell,
+                    found="missing or empty",
+                    expected=expected,
+                    fix=remedy,
+                )
 
         # In a trainer's log NaN was measured; in an exported table it may mean that nothing was
         # logged, and the message suggests to write it.
@@ -274,8 +282,8 @@ class ColumnMap:
             ]
         if not are_numbers or not all(0 <= count <= samples for count in counts):
             raise InputError(
-                f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}, "
-                f"expected a list of numbers in 0..{samples}, one per problem, as [1, 0, 4]."
+                found=f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}",
+                expected=f"a list of numbers in 0..{samples}, one per problem, as [1, 0, 4]",
             )
         are_whole = all(count == int(count) for count in counts)
         return tuple(map(int if are_whole else float, counts))
@@ -292,15 +300,17 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
             name, equals, column = (piece.strip() for piece in assignment.partition("="))
             if not equals or not column:
                 raise InputError(
-                    f"--map: given {assignment!r}, expected FIELD=COLUMN, "
-                    "as reward=val/acc, or n=16."
+                    where="--map",
+                    found=f"given {assignment!r}",
+                    expected="FIELD=COLUMN, as reward=val/acc, or n=16",
                 )
             field = f"metric:{name}" if METRIC_AT_K.fullmatch(name) else name
             _check_field(field)
             if field in field_map:
                 raise InputError(
-                    f"--map: {name} is given twice ({field_map[field]!r} and {column!r}), "
-                    "expected once."
+                    where="--map",
+                    found=f"{name} is given twice ({field_map[field]!r} and {column!r})",
+                    expected="once",
                 )
             field_map[field] = column
     return field_map
@@ -314,5 +324,8 @@ def _check_field(field: str) -> None:
     (nearest,) = nearest_names(field, list(FIELD_HELP))
     known = ", ".join([*FIELD_HELP, "metric:NAME", "train:NAME"])
     raise InputError(
-        f"--map: no field {field!r}; the nearest is {nearest!r}, expected one of {known}."
+        where="--map",
+        found=f"no field {field!r}",
+        expected=f"one of {known}",
+        fix=f"The nearest is {nearest!r}.",
     )

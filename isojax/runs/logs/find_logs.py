@@ -44,7 +44,11 @@ def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
         expected = f"no file that ends in {' or '.join(traits.suffixes or ())}"
         if not endings:
             expected = f"no log of the format {log_importer.name}"
-        raise InputError(f"{folder} holds {expected}; name the logs themselves.")
+        raise InputError(
+            where=folder,
+            found=f"holds {expected}",
+            fix="Name the logs themselves.",
+        )
     return sorted(logs, key=_numbers_as_numbers)
 
 
@@ -67,15 +71,18 @@ def detect_format(paths: Sequence[Path]) -> str:
     if first_log_of_format:
         formats = [f"{name} ({path})" for name, path in sorted(first_log_of_format.items())]
         raise InputError(
-            f"logs of several formats: {', '.join(formats)}; expected one. "
-            "Name it by --from, or leave logs out."
+            where="formats of the logs",
+            found=f"{', '.join(formats)}",
+            expected="one",
+            fix="Name it by --from, or leave logs out.",
         )
     problem = f"{' '.join(map(str, paths))}: the format is not known by name or first lines"
     other_trainers = (
         "Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json"
     )
     raise InputError(
-        f"{problem}; name it, such as --from csv, or save it as CSV. {other_trainers}."
+        found=f"{problem}; name it, such as --from csv, or save it as CSV",
+        fix=f"{other_trainers}.",
     )
 
 

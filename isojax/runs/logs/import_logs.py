@@ -93,10 +93,14 @@ def read_logs(
     if not log_runs and not refusals:
         if left_out:
             raise InputError(
-                f"--only and --leave-out take none of the {left_out} logs or runs; "
-                "expected one or more."
+                where="--only and --leave-out",
+                found=f"take none of the {left_out} logs or runs",
+                expected="one or more",
             )
-        raise InputError(f"the format {log_format} found no run in {paths[0]}.")
+        raise InputError(
+            where=paths[0],
+            found=f"the format {log_format} found no run",
+        )
     if left_out:
         count = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
         notes.append(f"{count} left out, as --only and --leave-out say")
@@ -133,11 +137,19 @@ def _check_paths(paths: Sequence[Path]) -> None:
     path_by_target: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
-            raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
+            raise InputError(
+                where=path,
+                found="no such log",
+                expected="a file that exists",
+                fix="Check its name.",
+            )
         earlier_path = path_by_target.setdefault(path.resolve(), path)
         if earlier_path is not path:
             raise InputError(
-                f"{path} is given twice (as {earlier_path} too), expected once; leave one out."
+                where=path,
+                found=f"given twice (as {earlier_path} too)",
+                expected="once",
+                fix="Leave one out.",
             )
 
 
@@ -157,7 +169,9 @@ def _read_tables(
             tables += read(file) or []
         except OSError as e:
             raise InputError(
-                f"cannot read {file}: {e.strerror or e}. Check who may read it."
+                where=file,
+                found=f"cannot be read: {e.strerror or e}",
+                fix="Check who may read it.",
             ) from e
     return traits.join_tables(log, tables, field_map) if traits.join_tables else tables
 
@@ -287,8 +301,9 @@ def check_output_folder(out: Path) -> None:
     is_empty_folder = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     if (out.exists() or out.is_symlink()) and not is_empty_folder:
         raise InputError(
-            f"--out {out} is there and is no empty folder; it is kept. "
-            "Give another name, or remove it."
+            where="--out",
+            found=f"given {out}, which is there and is no empty folder; it is kept",
+            fix="Give another name, or remove it.",
         )
 
 

@@ -127,8 +127,13 @@ def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
                 cell = column_map.describe_cell(name, steps.rows.place(field.value_rows[step]))
                 others = rewards_within_one(column_map.table)
                 raise InputError(
-                    f"{cell} is {value:.12g}, expected a number in [0, 1]. {others}"
-                    "Percent: --map scale=0.01; otherwise correct it, or name another column."
+                    where=cell,
+                    found=f"given {value:.12g}",
+                    expected="a number in [0, 1]",
+                    fix=(
+                        f"{others}Percent: --map scale=0.01; otherwise correct it, or name "
+                        "another column."
+                    ),
                 )
             metrics_of_step[ledger_name] = value
 
@@ -196,16 +201,18 @@ def _require_rising_rollouts(
         if rollouts <= before:
             problem = "is there twice" if rollouts == before else f"comes after {before}"
             raise InputError(
-                f"{steps.location(step)}: compute of {rollouts} rollouts {problem}; "
-                "expected it to rise. "
-                "Remove one point, or separate the runs with --map run=COLUMN."
+                where=steps.location(step),
+                found=f"compute of {rollouts} rollouts {problem}",
+                expected="it to rise",
+                fix="Remove one point, or separate the runs with --map run=COLUMN.",
             )
 
         if 0 < rollouts < cell.B:
             raise InputError(
-                f"{steps.location(step)}: {rollouts} rollouts are less than one update's "
-                f"B_p n = {cell.B}; expected C in rollouts, in full. "
-                "Correct rollouts, step, n or B_p."
+                where=steps.location(step),
+                found=f"{rollouts} rollouts are less than one update's B_p n = {cell.B}",
+                expected="C in rollouts, in full",
+                fix="Correct rollouts, step, n or B_p.",
             )
         before = rollouts
 

@@ -159,11 +159,18 @@ def check_log_file(path: Path) -> None:
     """InputError where a log is a folder, an empty file, or a binary or packed file that no
     importer reads; the message names what it is."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder, expected a file; name the log in it.")
+        raise InputError(
+            where=path,
+            found="a folder",
+            expected="a file",
+            fix="Name the log in it.",
+        )
     if path.stat().st_size == 0:
         raise InputError(
-            f"{path} is empty (line 1 is missing); expected a log with at least one row. "
-            "Leave it out."
+            where=path,
+            found="empty (line 1 is missing)",
+            expected="a log with at least one row",
+            fix="Leave it out.",
         )
 
     # Binary formats are told by their first bytes.
@@ -172,7 +179,9 @@ def check_log_file(path: Path) -> None:
     for start, description in BINARY_STARTS.items():
         if first_bytes.startswith(start):
             raise InputError(
-                f"{path}: expected text in UTF-8, or a .gz of it, and this is {description}."
+                where=path,
+                expected="text in UTF-8, or a .gz of it",
+                fix=f"This is {description}.",
             )
 
 
@@ -197,7 +206,10 @@ def read_log_objects(path: Path) -> LogObjects:
         return LogObjects(frame_rows, ())
     if not text.strip():
         raise InputError(
-            f"{path} holds blank lines only, expected one JSON object per line. Leave it out."
+            where=path,
+            found="holds blank lines only",
+            expected="one JSON object per line",
+            fix="Leave it out.",
         )
 
     whole_lines = text[: text.rfind("\n") + 1]
@@ -248,7 +260,11 @@ def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
     try:
         return message_class.FromString(data)
     except DecodeError as e:
-        raise InputError(f"{path} is damaged ({e}); copy it again from where the run was.") from e
+        raise InputError(
+            where=path,
+            found=f"damaged ({e})",
+            fix="Copy it again from where the run was.",
+        ) from e
 
 
 def read_settings(path: Path) -> RunSettings:
@@ -260,14 +276,18 @@ def read_settings(path: Path) -> RunSettings:
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
     if unknown:
         raise InputError(
-            f"{path}, {table.header_position}: no setting {unknown[0]!r}; "
-            f"expected run and some of {', '.join(SETTING_FIELDS)}. Remove the column."
+            where=f"{path}, {table.header_position}",
+            found=f"no setting {unknown[0]!r}",
+            expected=f"run and some of {', '.join(SETTING_FIELDS)}",
+            fix="Remove the column.",
         )
     for row in table.rows:
         if is_blank(row.values.get("run")):
             raise InputError(
-                f"{row.location} names no run; expected one in each row. "
-                "Fill it in, or remove the row."
+                where=row.location,
+                found="names no run",
+                expected="one in each row",
+                fix="Fill it in, or remove the row.",
             )
     check_unique_rows(table, ["run"])
 
@@ -311,6 +331,8 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
     expected_name = table.run or Path(table.source).name
     (nearest,) = nearest_names(expected_name, list(settings))
     raise InputError(
-        f"--settings: no row for {table.label}; expected one with run = {expected_name}. "
-        f"The nearest is {nearest!r}; the runs are {list_some(list(settings))}."
+        where="--settings",
+        found=f"no row for {table.label}",
+        expected=f"one with run = {expected_name}",
+        fix=f"The nearest is {nearest!r}; the runs are {list_some(list(settings))}.",
     )

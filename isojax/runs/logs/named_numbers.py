@@ -59,7 +59,6 @@ def _refuse_names(
     words = re.findall(r"[A-Za-z]+[=: ]*\d+", name)
     elsewhere = ", ".join(words) or "no word with a number"
     numbers_text = ", ".join(numbers) or "no number"
-    expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
 
     hint = ""
     if not table.one_run and not table.run:
@@ -74,8 +73,10 @@ def _refuse_names(
             f"--settings TABLE (run,{field})."
         )
     raise InputError(
-        f"--map {field}={text}: {table.label} has {numbers_text} there, "
-        f"and in its name {elsewhere}; {expected}.{hint}"
+        where=f"--map {field}={text}",
+        found=f"{table.label} has {numbers_text} there, and in its name {elsewhere}",
+        expected=f"one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl",
+        fix=hint.strip(),
     )
 
 

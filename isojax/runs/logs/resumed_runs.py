@@ -77,9 +77,13 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
                 different.append(field)
         if different:
             raise InputError(
-                f"{a.location} and {b.location} are logs of one run, which was resumed, "
-                f"and differ in {', '.join(different)}; expected one setting. "
-                "Leave one out, or name the columns with --map."
+                where=b.location,
+                found=(
+                    f"a log of the run of {a.location}, which was resumed, "
+                    f"with another {' and another '.join(different)}"
+                ),
+                expected="one setting",
+                fix="Leave one out, or name the columns with --map.",
             )
 
     # A log may lack a column that another has, as where evaluations began later.
@@ -135,11 +139,16 @@ def _keep_latest(
             begins = i == 0 or (split_falls and _goes_back(latest, clock, row, column_map))
             if begins and may_be_another and _starts_over(latest, clock):
                 raise InputError(
-                    f"{row.location}: {clock_field} goes back to {clock}, where the run began "
-                    f"({latest[0].row.location}), so nothing before would count. "
-                    "Name the earlier log first; leave out a start that failed; sort a file by "
-                    "step; split one that holds two runs; number seeds by --settings TABLE or "
-                    "--map seed=COLUMN."
+                    where=row.location,
+                    found=(
+                        f"{clock_field} goes back to {clock}, where the run began "
+                        f"({latest[0].row.location}), so nothing before would count"
+                    ),
+                    fix=(
+                        "Name the earlier log first; leave out a start that failed; sort a "
+                        "file by step; split one that holds two runs; number seeds by "
+                        "--settings TABLE or --map seed=COLUMN."
+                    ),
                 )
 
             # One step may be there twice, where a run was stopped in it; two in a row are not.
@@ -148,10 +157,16 @@ def _keep_latest(
             is_twice |= i > 0 and begins and latest[-1].clock == clock
             if is_twice and earlier_is_twice:
                 raise InputError(
-                    f"{row.location}: {clock_field} {clock} is there twice, "
-                    "and so is the step before, as where runs alternate; expected one run. "
-                    "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, "
-                    "or give each a file."
+                    where=row.location,
+                    found=(
+                        f"{clock_field} {clock} is there twice, and so is the step before, as "
+                        "where runs alternate"
+                    ),
+                    expected="one run",
+                    fix=(
+                        "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, or "
+                        "give each a file."
+                    ),
                 )
 
             # A part that begins at a step replaces what earlier parts have from that step on.

@@ -65,11 +65,17 @@ def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
     scale = percent_run.column_map.constants.get("scale")
     for_all = "no scale" if scale is None else f"scale={scale:g}"
     raise InputError(
-        f"{percent_run.named_location}: rewards reach {_rewards(percent_run).max():g}, "
-        f"as of percent, and those of {fraction_run.named_location} reach "
-        f"{_rewards(fraction_run).max():g}; {for_all} is for all; expected one unit. "
-        "Add --map scale=auto, by which each run's own rewards decide, "
-        "or a column scale to the --settings TABLE."
+        where=percent_run.named_location,
+        found=(
+            f"rewards reach {_rewards(percent_run).max():g}, as of percent, and those of "
+            f"{fraction_run.named_location} reach {_rewards(fraction_run).max():g}; {for_all} "
+            "is for all"
+        ),
+        expected="one unit",
+        fix=(
+            "Add --map scale=auto, by which each run's own rewards decide, or a column scale "
+            "to the --settings TABLE."
+        ),
     )
 
 

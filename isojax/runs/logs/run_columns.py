@@ -116,8 +116,10 @@ def _refuse_unmatched(
             # always raises here, with advice on how to write the number
             check_number(cells[row], f"{table.cells.place(row).location}: reward (column {name})")
     raise InputError(
-        f"{table.source}: --map reward={pattern} matches no column with numbers, "
-        f"expected one for each run. The columns are {list_some(table.columns)}."
+        where=table.source,
+        found=f"--map reward={pattern} matches no column with numbers",
+        expected="one for each run",
+        fix=f"The columns are {list_some(table.columns)}.",
     )
 
 
@@ -181,8 +183,10 @@ def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> 
     choices = " or ".join(map_option("reward", name) for name in columns or ["COLUMN"])
     matches = list_some(columns) or "no column"
     raise InputError(
-        f"{table.label}: --map reward={pattern} matches {matches}, expected one, "
-        f"as the log holds one run; type {choices}."
+        where=table.label,
+        found=f"--map reward={pattern} matches {matches}",
+        expected="one, as the log holds one run",
+        fix=f"Type {choices}.",
     )
 
 
@@ -301,10 +305,13 @@ def _require_steps(
             example = f", as by {in_pandas}"
         # `others` holds the names of the runs then.
         raise InputError(
-            f"{table.source}: the columns {list_some(columns)} are named as steps, "
-            "and no other counts updates, so the table has a row for each run; "
-            "expected a row for each step, and a column for each run. "
-            f"Transpose it, with the steps in a column named step{example}."
+            where=table.source,
+            found=(
+                f"the columns {list_some(columns)} are named as steps, and no other counts "
+                "updates, so the table has a row for each run"
+            ),
+            expected="a row for each step, and a column for each run",
+            fix=f"Transpose it, with the steps in a column named step{example}.",
         )
 
     first = table.columns[0]
@@ -313,8 +320,9 @@ def _require_steps(
     else:
         fix = "name the first column step, in the file's header"
     raise InputError(
-        f"{table.source}: no column is known to count updates, where the others are runs; {fix}. "
-        f"The columns are {list_some(table.columns)}."
+        where=table.source,
+        found=f"no column is known to count updates, where the others are runs; {fix}",
+        fix=f"The columns are {list_some(table.columns)}.",
     )
 
 
@@ -345,25 +353,34 @@ def _require_settings(
     if not lacking:
         return
 
-    problem = (
-        f"{table.source}: nothing says {' and '.join(missing_of_first)} "
-        f"of the run {lacking[0]} (a column)"
-    )
+    problem = f"no {' and no '.join(missing_of_first)} is known of the run {lacking[0]} (a column)"
     # The shortest way first: add rows to the user's table, else one map for all, else a new table.
     rows = [f"{run},8,32" for run in lacking]
     if settings:
         leave_out = _leave_out_options(lacking, runs, table)
         raise InputError(
-            f"{problem}; add to the --settings table {' '.join(rows)} (with your numbers), "
-            f"or leave out: {leave_out}."
+            where=table.source,
+            found=problem,
+            fix=(
+                f"Add to the --settings table {' '.join(rows)} (with your numbers), or leave "
+                f"out: {leave_out}."
+            ),
         )
     if maps := map_of_names(lacking, missing_of_first):
-        raise InputError(f"{problem}; say it for all, with your numbers: --map '{maps}'.")
+        raise InputError(
+            where=table.source,
+            found=problem,
+            fix=f"Give it for all, with your numbers: --map '{maps}'",
+        )
 
     write = f"printf '%s\\n' {shlex.join(['run,n,B_p', *rows])} > settings.csv"
     raise InputError(
-        f"{problem}; write a table, with your numbers, and add --settings settings.csv: {write} "
-        "(or, where one holds for all: --map n=8,B_p=32)."
+        where=table.source,
+        found=problem,
+        fix=(
+            f"Write a table, with your numbers, and add --settings settings.csv: {write} (or, "
+            "where one holds for all: --map n=8,B_p=32)."
+        ),
     )
 
 
@@ -399,9 +416,13 @@ def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: F
             continue
 
         raise InputError(
-            f"{table.source}: --map {field}={text} finds no number in the names of "
-            f"{list_some(without)} (columns); expected one for each run. "
-            f"Where they are no runs: {_leave_out_options(without, runs, table)}."
+            where=table.source,
+            found=(
+                f"--map {field}={text} finds no number in the names of {list_some(without)} "
+                "(columns)"
+            ),
+            expected="one for each run",
+            fix=f"Where they are no runs: {_leave_out_options(without, runs, table)}.",
         )
 
 

@@ -44,8 +44,9 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     skipped before, which the result lists too."""
     if len(runs) > MAX_CELLS:
         raise InputError(
-            f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. "
-            f"{SEPARATE_RUNS_HINT}"
+            found=f"the logs hold {len(runs):,} runs",
+            expected=f"at most {MAX_CELLS:,}",
+            fix=SEPARATE_RUNS_HINT,
         )
     _reject_different_metrics(runs)
     scaled = scale_runs(runs)
@@ -73,8 +74,9 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         for text in evaluated.notes:
             runs_of_note.setdefault(text, []).append(run.named_location)
     if not records:
-        in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
-        raise InputError(f"{refusals[0]}{in_all}")
+        if len(refusals) > 1:
+            raise refusals[0].with_fix(f"{len(refusals)} logs or runs cannot be used.")
+        raise refusals[0]
 
     reject_mixed_sources(used_runs)
     seeded = _assign_seeds(used_runs)
@@ -134,9 +136,12 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
         column = f"{metric.column}, " if metric.column else ""
         metrics.append(f"{metric.name} ({column}{run.rows[0].source})")
     raise InputError(
-        f"the runs have different validation metrics: {' and '.join(metrics)}. "
-        "Name one for all: --map avg@4=COLUMN; where they are one, import each log on its own "
-        "under one name, and join them: isojax records merge."
+        where="validation metrics",
+        found=f"{' and '.join(metrics)}",
+        fix=(
+            "Name one for all: --map avg@4=COLUMN; where they are one, import each log on its "
+            "own under one name, and join them: isojax records merge."
+        ),
     )
 
 
@@ -173,8 +178,10 @@ def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
         earlier = run_of_seed.setdefault(seed, run)
         if earlier is not run:
             places = f"{earlier.location} and {run.location} (runs {earlier.label} and {run.label})"
-            problem = f"two runs with B_p = {run.B_p}, n = {run.n}, seed = {seed}: {places}"
-            raise InputError(f"{problem}; keep one, or number their seeds by --settings TABLE.")
+            raise InputError(
+                found=f"two runs with B_p = {run.B_p}, n = {run.n}, seed = {seed}: {places}",
+                fix="Keep one, or number their seeds by --settings TABLE.",
+            )
 
     # Runs without a known seed get the lowest numbers that no other run has.
     free_seeds = (seed for seed in range(len(runs)) if seed not in run_of_seed)
@@ -238,4 +245,8 @@ def _reject_copies(runs: Sequence[RunRecord]) -> None:
             is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1
             if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
                 run = f"run of B_p = {a.cell.B_p}, n = {a.cell.n}"
-                raise InputError(f"{a.source} and {b.source} hold the same {run}; leave one out.")
+                raise InputError(
+                    where=b.source,
+                    found=f"holds the same {run} as {a.source}",
+                    fix="Leave one out.",
+                )

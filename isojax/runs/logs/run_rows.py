@@ -45,8 +45,9 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     if not _has_any(rows, metric_columns).any():
         missing = ", ".join(metric_columns)
         raise InputError(
-            f"{table.rows[0].location}: no row from there on has {missing}. "
-            "Name columns with --map."
+            where=table.rows[0].location,
+            found=f"no row from there on has {missing}",
+            fix="Name columns with --map.",
         )
 
     has_names = "run" in column_map
@@ -72,8 +73,10 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
             run_label = f"the run {names[row]!r}" if names[row] else "one run"
             start = rows.place(first).position
             raise InputError(
-                f"{rows.place(row).location}: {run_label} (from {start}) changes "
-                f"{', '.join(changes)}; expected one setting. {SEPARATE_RUNS_HINT}"
+                where=rows.place(row).location,
+                found=f"{run_label} (from {start}) changes {', '.join(changes)}",
+                expected="one setting",
+                fix=SEPARATE_RUNS_HINT,
             )
     if not has_names and run_count > 1:
         _reject_mixed_settings(rows, first_rows, settings, column_map)
@@ -168,8 +171,10 @@ def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
         in_pandas = f"df[df[{column!r}].astype(str) == {kinds[0]!r}].to_csv(OTHER, index=False)"
         separate = f" Where each is a run of its own: --map run={column}." if is_only_run else ""
         raise InputError(
-            f"{rows.place(0).location}: from there on, {column} is {' or '.join(kinds[:4])} "
-            f"{order} within a run; expected one curve. {fix}; in pandas: {in_pandas}.{separate}"
+            where=rows.place(0).location,
+            found=f"from there on, {column} is {' or '.join(kinds[:4])} {order} within a run",
+            expected="one curve",
+            fix=f"{fix}; in pandas: {in_pandas}.{separate}",
         )
 
 
@@ -211,16 +216,20 @@ def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
     if "B_p" not in column_map:
         for row, (B, n) in enumerate(zip(Bs, ns, strict=True)):
             if B % n:
-                problem = f"{rows.place(row).location}: B = {B} is no multiple of n = {n}"
-                raise InputError(f"{problem}; expected B = B_p n, rollouts per update.")
+                raise InputError(
+                    where=rows.place(row).location,
+                    found=f"B = {B} is no multiple of n = {n}",
+                    expected="B = B_p n, rollouts per update",
+                )
         return [_Settings(B // n, n, seed) for B, n, seed in zip(Bs, ns, seeds, strict=True)]
 
     B_ps = column_map.read_all("B_p", rows)
     for row, B in enumerate(Bs):
         if B != B_ps[row] * ns[row]:
-            problem = f"{rows.place(row).location}: B = {B}, but B_p n = {B_ps[row] * ns[row]}"
             raise InputError(
-                f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN."
+                where=rows.place(row).location,
+                found=f"B = {B}, but B_p n = {B_ps[row] * ns[row]}",
+                fix="Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN.",
             )
     return list(map(_Settings, B_ps, ns, seeds))
 
@@ -253,8 +262,11 @@ def _reject_mixed_settings(
         problem = (
             "two settings are mixed in one run: "
             f"n = {before.n}, B_p = {before.B_p} (from {position_before}), "
-            f"then n = {after.n}, B_p = {after.B_p}, while {clock_field} goes on rising; "
-            "expected one setting"
+            f"then n = {after.n}, B_p = {after.B_p}, while {clock_field} goes on rising"
         )
         hint = f"{SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
-        raise InputError(f"{rows.place(first).location}: {problem}. {hint}")
+        raise InputError(
+            where=rows.place(first).location,
+            found=problem,
+            fix=hint,
+        )

@@ -47,9 +47,12 @@ def check_durations(seconds: Sequence[float], cell: str) -> str:
     is_sure = len(seconds) >= (_RISING_VALUES if ratio_is_large else _SURELY_RISING_VALUES)
     if is_sure:
         raise InputError(
-            f"{rising}, as seconds since the start do; expected the seconds of each step. "
-            "Map it as elapsed_seconds. If each step did take longer than the one before, "
-            "map a column of their sums so."
+            found=f"{rising}, as seconds since the start do",
+            expected="the seconds of each step",
+            fix=(
+                "Map it as elapsed_seconds. If each step did take longer than the one before, "
+                "map a column of their sums so."
+            ),
         )
     return f"{rising}: if it is the seconds since the start, map it as elapsed_seconds"
 
@@ -80,16 +83,20 @@ def seconds_so_far(
     # Refuse a column that is no time in seconds.
     if values.max() >= UNIX_MILLISECONDS:
         raise InputError(
-            f"{cell} is {values[0]:.0f}, expected seconds since the start of the run, "
-            "or a Unix time in seconds. Divide milliseconds by 1000."
+            where=cell,
+            found=f"given {values[0]:.0f}",
+            expected="seconds since the start of the run, or a Unix time in seconds",
+            fix="Divide milliseconds by 1000.",
         )
     differences = np.diff(values)
     falls = int((differences < 0).sum())
     rises_somewhere = bool((differences > 0).any())
     if values.min() < 0 or not rises_somewhere or falls > _MAX_SHARE_OF_FALLS * len(differences):
         raise InputError(
-            f"{cell} does not rise with the steps, expected seconds since the start of the run. "
-            "Seconds of each step are --map step_seconds=COLUMN."
+            where=cell,
+            found="does not rise with the steps",
+            expected="seconds since the start of the run",
+            fix="Seconds of each step are --map step_seconds=COLUMN.",
         )
 
     # After a fall, a count of seconds begins again at 0; a Unix time that falls says nothing.

@@ -140,9 +140,9 @@ def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: Col
     else:
         split = "split runs by --map run=COLUMN"
     raise InputError(
-        f"{rows.place(row).location}: {column_map.clock_field} falls from {before} to "
-        f"{clocks[row]} within a run. "
-        f"Sort the file, {split}, or add --resumed where the run was resumed."
+        where=rows.place(row).location,
+        found=f"{column_map.clock_field} falls from {before} to {clocks[row]} within a run",
+        fix=f"Sort the file, {split}, or add --resumed where the run was resumed.",
     )
 
 
@@ -232,8 +232,14 @@ def _reject_second_values(
         step = steps[step_of_value[second]]
         first_place = rows.place(second - 1).position
         raise InputError(
-            f"{cell}: the point at {column_map.clock_field} {step} is there twice "
-            f"({values[second - 1]!r} at {first_place} and {values[second]!r} here); "
-            "expected once. Remove one, add --resumed where the run was resumed, "
-            "or separate runs with --map run=COLUMN or seed=COLUMN."
+            where=cell,
+            found=(
+                f"the point at {column_map.clock_field} {step} is there twice "
+                f"({values[second - 1]!r} at {first_place} and {values[second]!r} here)"
+            ),
+            expected="once",
+            fix=(
+                "Remove one, add --resumed where the run was resumed, or separate runs with "
+                "--map run=COLUMN or seed=COLUMN."
+            ),
         )

@@ -95,13 +95,18 @@ def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
         sources_by_setting[source.setting].append(source)
     for (B_p, n), alike in sources_by_setting.items():
         if len({source.words for source in alike}) > 1:
-            raise InputError(f"B_p = {B_p}, n = {n}: {_describe_difference(alike)}")
+            raise InputError(
+                where=f"B_p = {B_p}, n = {n}",
+                found=_describe_difference(alike),
+            )
 
     of_training = [source for source in sources if source.is_of_training]
     held_out = [source for source in sources if source.is_held_out]
     if of_training and held_out:
         difference = _describe_difference([*of_training, *held_out])
-        raise InputError(f"n would be compared across two metrics: {difference}")
+        raise InputError(
+            found=f"n would be compared across two metrics: {difference}",
+        )
 
 
 def describe_training_runs(runs: Sequence[LogRun]) -> str:

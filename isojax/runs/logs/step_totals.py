@@ -162,8 +162,10 @@ def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
     column_map = steps.column_map
     if column_map.mapped >= {"step_seconds", "elapsed_seconds"}:
         raise InputError(
-            f"{steps.location(0)}: both step_seconds and elapsed_seconds are mapped; "
-            "expected one. Leave one out."
+            where=steps.location(0),
+            found="both step_seconds and elapsed_seconds are mapped",
+            expected="one",
+            fix="Leave one out.",
         )
 
     # A column that the user mapped as step_seconds, or that has this name, may hold seconds since
@@ -209,8 +211,9 @@ def cumulative_sums(name: str, steps: RunSteps, evaluated: Sequence[int]) -> lis
         if value < before:
             cell = steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
             raise InputError(
-                f"{cell} is {value:g} after {before:g}; "
-                "expected a cumulative sum, which never falls."
+                where=cell,
+                found=f"given {value:g} after {before:g}",
+                expected="a cumulative sum, which never falls",
             )
         sums.append(value)
         before = value

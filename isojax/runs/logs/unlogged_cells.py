@@ -51,7 +51,11 @@ def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) ->
     fix = ""
     if name:
         fix = f" Leave the run out: {leave_out_option(name, [column_map.table.source])}."
-    raise InputError(f"{problem}; expected an evaluation.{fix}")
+    raise InputError(
+        found=problem,
+        expected="an evaluation",
+        fix=fix.strip(),
+    )
 
 
 def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
@@ -78,7 +82,10 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
             if column_map.table.is_export:
                 fix += "; where it was not evaluated, write NaN"
             raise InputError(
-                f"{cell} is missing or empty; expected {FIELD_HELP.get(name, 'a number')}. {fix}."
+                where=cell,
+                found="missing or empty",
+                expected=f"{FIELD_HELP.get(name, 'a number')}",
+                fix=f"{fix}.",
             )
 
 

@@ -156,9 +156,14 @@ def _largest_batch(request: AllocationRequest, M: int, batches: float) -> int:
     and B within B_max; InputError where that is less than a rollout."""
     B = request.largest_B(M, batches)
     if B < 1:
-        problem = f"C = {request.C:.6g} leaves no rollout for a batch of M = {M} updates"
         raise InputError(
-            f"{problem}, each of several batches; expected more. Raise C, or fix a smaller M."
+            where="C",
+            found=(
+                f"given {request.C:.6g}, which leaves no rollout for a batch of M = {M} updates, "
+                "each of several batches"
+            ),
+            expected="more",
+            fix="Raise C, or fix a smaller M.",
         )
     return B
 
@@ -328,9 +333,13 @@ def _refuse_unmeasured_time(request: AllocationRequest, seconds: float) -> None:
     limits = {"B_max": request.B_max, **request.fix}
     limit_texts = [f"{name} = {value}" for name, value in limits.items() if value is not None]
     limits_text = ", ".join([f"{seconds:,.6g} s", *limit_texts])
-    problem = f"no stable measured cell agrees with this budget and these limits ({limits_text})"
-    expected = "expected a larger budget, one of rollouts, or other limits."
-    raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
+    raise InputError(
+        found=(
+            f"no stable measured cell agrees with this budget and these limits ({limits_text}), "
+            "and only clocks of measured cells are known"
+        ),
+        expected="a larger budget, one of rollouts, or other limits",
+    )
 
 
 def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
@@ -347,15 +356,23 @@ def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> A
         with_curve = f"the cells with a curve have B_p = {B_p_text}, all unstable"
         problem = f"no stable measured cell has a curve ({with_curve})"
         raise InputError(
-            f"{problem}; expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}"
+            found=problem,
+            expected="one",
+            fix=constraints.suggest_B_p(ensemble.B_p.tolist()),
         )
 
     B_of_candidates = np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max)
     B_p, n = ensemble.curves[int(B_of_candidates.argmin())].key
     if request.B_max is not None and request.B_max < B_p * n:
-        problem = f"B_max = {request.B_max} is below every {stable_text}measured cell"
-        expected = f"expected B_max >= {B_p * n}. Raise B_max, or fix a smaller B_p."
-        raise InputError(f"{problem}, of which {B_p}x{n} is the smallest; {expected}")
+        raise InputError(
+            where="B_max",
+            found=(
+                f"given {request.B_max}, which is below every {stable_text}measured cell, "
+                f"of which {B_p}x{n} is the smallest"
+            ),
+            expected=f"B_max >= {B_p * n}",
+            fix="Raise B_max, or fix a smaller B_p.",
+        )
     return constraints.allocate_updates(B_p, n, request.C, ensemble.counts_of(B_p, n))
 
 

@@ -27,8 +27,8 @@ class TimeBudget:
         """Refuse a budget that is no positive finite time."""
         if not 0 < self.seconds <= MAX_SECONDS:
             raise InputError(
-                f"a budget of {self.seconds:g} seconds; "
-                f"expected more than 0 and at most {MAX_SECONDS:g}."
+                found=f"a budget of {self.seconds:g} seconds",
+                expected=f"more than 0 and at most {MAX_SECONDS:g}",
             )
 
 
@@ -50,13 +50,16 @@ class AllocationRequest:
         is_number = isinstance(self.C, Real) and not isinstance(self.C, bool)  # NumPy's are Real
         if not is_number or not 0 < self.C <= MAX_COUNT:
             raise InputError(
-                f"C = {self.C!r}; "
-                f"expected a positive finite number of rollouts, at most {MAX_COUNT:.0e}."
+                where="C",
+                found=f"given {self.C!r}",
+                expected=f"a positive finite number of rollouts, at most {MAX_COUNT:.0e}",
             )
         if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
             raise InputError(
-                f"fix = {self.fix}; "
-                f"expected at most one of {', '.join(FIXABLE)}. Leave the others free."
+                where="fix",
+                found=f"given {self.fix}",
+                expected=f"at most one of {', '.join(FIXABLE)}",
+                fix="Leave the others free.",
             )
 
         for name, value in self.fix.items():
@@ -65,27 +68,36 @@ class AllocationRequest:
             _check_whole_number("B_max", self.B_max)
         if not 0 <= self.epsilon < 1:
             raise InputError(
-                f"epsilon = {self.epsilon!r}; "
-                f"expected a loss of reward, 0 <= epsilon < 1, as {EPSILON}."
+                where="epsilon",
+                found=f"given {self.epsilon!r}",
+                expected=f"a loss of reward, 0 <= epsilon < 1, as {EPSILON}",
             )
 
         B = self.fix.get("B")
         M = self.fix.get("M")
         if B is not None and self.B_max is not None and self.B_max < B:
             raise InputError(
-                f"B = {B} exceeds B_max = {self.B_max}; "
-                "expected B <= B_max. Lower B or raise B_max."
+                where="B",
+                found=f"given {B}, which exceeds B_max = {self.B_max}",
+                expected="B <= B_max",
+                fix="Lower B or raise B_max.",
             )
         if M is not None and self.C < M:
-            problem = f"C = {self.C:.6g} is less than one rollout in each of M = {M} updates"
-            raise InputError(f"{problem}; give C >= {M} or a smaller M.")
+            raise InputError(
+                where="C",
+                found=(
+                    f"given {self.C:.6g}, which is less than one rollout in each of M = {M} updates"
+                ),
+                fix=f"Give C >= {M} or a smaller M.",
+            )
 
     def check_B_max(self, B_p: int) -> None:
         """InputError for a B_p above B_max: not even n = 1 is possible."""
         if self.B_max is not None and B_p > self.B_max:
             raise InputError(
-                f"B_p = {B_p} alone exceeds B_max = {self.B_max}. "
-                "Raise B_max, or fix a smaller B_p."
+                where="B_p",
+                found=f"given {B_p}, which exceeds B_max = {self.B_max}",
+                fix="Raise B_max, or fix a smaller B_p.",
             )
 
     def largest_B(self, M: int, batches: float) -> int:
@@ -99,7 +111,9 @@ def _check_whole_number(name: str, value: int) -> None:
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not 1 <= value <= MAX_COUNT:
         raise InputError(
-            f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}."
+            where=name,
+            found=f"given {value!r}",
+            expected=f"a positive whole number, at most {MAX_COUNT:.0e}",
         )
 
 
@@ -119,8 +133,12 @@ def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Alloca
     size = f"B_p n = {B_p} x {n} = {B_p * n} rollouts"
     if C_of_one > B_p * n:
         size += f", of which the first takes {C_of_one / (B_p * n):.3g} batches"
-    problem = f"C = {C:.6g} is less than one update of {size}"
-    raise InputError(f"{problem}; expected C >= {C_of_one}. Raise C, or fix a smaller B_p or B.")
+    raise InputError(
+        where="C",
+        found=f"given {C:.6g}, which is less than one update of {size}",
+        expected=f"C >= {C_of_one}",
+        fix="Raise C, or fix a smaller B_p or B.",
+    )
 
 
 def describe_M(allocation: Allocation, C_text: str = "C") -> str:
@@ -162,8 +180,11 @@ def smallest_stable_B_p(fit: FitResult) -> StableB_p:
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]
         listed = ", ".join(map(str, all_B_ps))
-        problem = f"no measured B_p is stable ({listed}): {fit.stability[0].reason}"
-        raise InputError(f"{problem}; expected one. {suggest_B_p(all_B_ps)}")
+        raise InputError(
+            found=f"no measured B_p is stable ({listed}): {fit.stability[0].reason}",
+            expected="one",
+            fix=suggest_B_p(all_B_ps),
+        )
 
     smallest = min(stable_B_ps)
     unstable_below = [

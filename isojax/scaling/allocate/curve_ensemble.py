@@ -185,9 +185,12 @@ class CurveEnsemble:
         where it is unknown how long the cell's runs took. InputError if it is unknown for all."""
         if np.isnan(self.clock.per_rollout).all():
             times = "timing.jsonl, or the log's own step times"
-            problem = f"no run of this fit says how long its steps took ({times})"
             fix = f"Name a sweep's folder, not its fit.json, or {TIMES_HINT}."
-            raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
+            raise InputError(
+                found=f"no run of this fit says how long its steps took ({times})",
+                expected="a budget of rollouts",
+                fix=fix,
+            )
 
         # Device seconds / devices = seconds of wall clock.
         devices = self.clock.devices if budget.of_devices else 1.0
@@ -297,6 +300,8 @@ def load_rollout_ensemble(fit: FitResult) -> CurveEnsemble:
     """The same, of a fit whose C counts rollouts; InputError for another unit."""
     if fit.compute != "rollouts":
         raise InputError(
-            f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the same runs with that."
+            found=f"a fit in {fit.compute}",
+            expected="compute 'rollouts'",
+            fix="Fit the same runs with that.",
         )
     return load_ensemble(fit)

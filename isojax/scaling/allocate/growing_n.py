@@ -64,8 +64,8 @@ class CurveTable:
         """For runs to C_end; InputError for a fit without draws."""
         if not ensemble.replicates:
             raise InputError(
-                "this fit has no draws of its curves; "
-                "expected mode hierarchical, --replicates above 0."
+                found="this fit has no draws of its curves",
+                expected="mode hierarchical, --replicates above 0",
             )
         C_start = 0.01 * float(ensemble.samples.C_low.min())
         C = np.geomspace(C_start, HORIZON_FACTOR * C_end, BUDGETS)
@@ -95,8 +95,8 @@ def compare_n(
     if own_cell is None:
         measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
         raise InputError(
-            f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; "
-            "expected one of these."
+            found=f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}",
+            expected="one of these",
         )
 
     # The run's reward now is its cell's curve, moved by how far its last evaluations are from it:
@@ -226,7 +226,8 @@ def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float)
     cells = np.flatnonzero(ensemble.B_p == B_p)
     if not len(cells):
         raise InputError(
-            f"the fit has no B_p = {B_p}; expected one of {sorted(set(ensemble.B_p.tolist()))}."
+            found=f"the fit has no B_p = {B_p}",
+            expected=f"one of {sorted(set(ensemble.B_p.tolist()))}",
         )
 
     C = np.geomspace(min(float(ensemble.samples.C_low.min()), C_end), C_end, BUDGETS)

@@ -64,17 +64,23 @@ def quote(fit: FitResult, reward: float) -> Quote:
     for a reward outside 0 to 1, one that the base policy already has, and a fit without draws."""
     ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
-        raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
+        raise InputError(
+            found=f"a reward of {reward:g}",
+            expected="one between 0 and 1, such as 0.6",
+        )
     if fit.nothing_learnt:
         return _quote_of_nothing(ensemble, reward)
     if not ensemble.replicates:
         raise InputError(
-            "this fit has no draws of its curves; "
-            "expected mode hierarchical with --replicates above 0."
+            found="this fit has no draws of its curves",
+            expected="mode hierarchical with --replicates above 0",
         )
     if fit.base_reward is not None and reward <= fit.base_reward:
         base = f"the base policy's {fit.metric}, {fit.base_reward:.3f}"
-        raise InputError(f"given {reward:g}, expected more than {base}.")
+        raise InputError(
+            found=f"given {reward:g}",
+            expected=f"more than {base}",
+        )
 
     horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)  # [replicates, cells]
@@ -106,8 +112,8 @@ def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
     level = curve_of_all.A
     if reward <= level:
         raise InputError(
-            f"{fit.nothing_learnt}. Given {reward:g}, "
-            f"expected more than the {level:.3g} of all runs."
+            found=f"{fit.nothing_learnt}",
+            fix=f"Given {reward:g}, expected more than the {level:.3g} of all runs.",
         )
 
     # Cells of one n are in order of B_p. Going backwards, the smallest B_p overwrites the others.

@@ -201,7 +201,9 @@ def _with_budget(
     if mode not in ALLOCATORS:
         expected = " or ".join(ALLOCATORS)
         raise InputError(
-            f"the fit's mode is {mode!r}; expected {expected}. Run `isojax fit` again."
+            found=f"the fit's mode is {mode!r}",
+            expected=expected,
+            fix="Run `isojax fit` again.",
         )
     if isinstance(budget, TimeBudget):
         return _with_time_budget(ensemble, budget, request)
@@ -218,8 +220,9 @@ def _with_time_budget(
     budget.check()
     if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
         raise InputError(
-            "a budget in time, of a fit in mode paper; "
-            "expected mode hierarchical. Fit the runs again."
+            found="a budget in time, of a fit in mode paper",
+            expected="mode hierarchical",
+            fix="Fit the runs again.",
         )
 
     # Which cells are allowed depends on the budget, and the budget's C on the allowed cells: first
@@ -323,17 +326,23 @@ def _refuse_extrapolation(
     nothing_learnt = ensemble.fit.nothing_learnt
     if nothing_learnt:
         raise InputError(
-            f"{nothing_learnt}. {statement}; expected at most {MAX_EXTRAPOLATION:g} times, "
-            "and first a sweep in which a reward rises. "
-            "Find out why none does (docs/laws.md, A sweep that shows nothing)."
+            found=nothing_learnt,
+            fix=(
+                f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times, and first a sweep "
+                "in which a reward rises. Find out why none does (docs/laws.md, A sweep that "
+                "shows nothing)."
+            ),
         )
 
     sweep = advice.describe_supporting_sweep(ensemble, request, request.C / MAX_EXTRAPOLATION)
     risks = _extrapolation_risks(ensemble)
     raise InputError(
-        f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times: {risks}. "
-        f"The cheapest sweep that supports it takes at most {sweep}. "
-        "Or ask for an extrapolation (--extrapolate)."
+        found=statement,
+        expected=f"at most {MAX_EXTRAPOLATION:g} times: {risks}",
+        fix=(
+            f"The cheapest sweep that supports it takes at most {sweep}. Or ask for an "
+            "extrapolation (--extrapolate)."
+        ),
     )
 
 

@@ -103,9 +103,12 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     unflagged_runs = [run for run in runs if not health_flags(run)]
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"
-        problem = f"every run is flagged as broken ({len(runs)}; {first_flag})"
         fix = f"Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
-        raise InputError(f"{problem}, expected at least one that is not. {fix}")
+        raise InputError(
+            found=f"every run is flagged as broken ({len(runs)}; {first_flag})",
+            expected="at least one that is not",
+            fix=fix,
+        )
     return unflagged_runs
 
 

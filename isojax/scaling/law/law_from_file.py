@@ -49,7 +49,11 @@ def fit_law_file(
 
     InputError for an unknown mode, or a file that cannot be used, with its line."""
     if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
+        raise InputError(
+            where="mode",
+            found=f"given {mode!r}",
+            expected=f"one of {', '.join(MODES)}",
+        )
 
     table = filter_rows(read_table(path), filters)
     n = float_column(table, "n", minimum=1)

@@ -98,7 +98,9 @@ class GuessTask:
         num_problems = len(GAMES) * len(_RANGES)
         if count > num_problems:
             raise InputError(
-                f"cell.data.candidates is {count}; the task `guess` has {num_problems} problems."
+                where="cell.data.candidates",
+                found=f"given {count}",
+                expected=f"at most {num_problems}, the problems of the task `guess`",
             )
 
         drawn = rng.choice(num_problems, count, replace=False)
@@ -120,9 +122,12 @@ class GuessTask:
         response_length. InputError for lengths that do not fit."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
             raise InputError(
-                f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and"
-                f" response_length of at least {TURN_LENGTH}, given {prompt_length} and"
-                f" {response_length}; five guesses take 20."
+                where="cell.sampling",
+                found=(
+                    f"given prompt_length = {prompt_length} and "
+                    f"response_length = {response_length} for the task `guess`"
+                ),
+                expected=f"{PROMPT_LENGTH}, and at least {TURN_LENGTH} (five guesses take 20)",
             )
 
         answers = np.full((len(problems), response_length), self.pad, np.int32)
@@ -192,5 +197,9 @@ def _tokenize(text: str) -> list[int]:
 def build(argument: str = "") -> GuessTask:
     """The task; it takes no argument."""
     if argument:
-        raise InputError(f"cell.task: guess takes no argument, given {argument!r}; write guess.")
+        raise InputError(
+            where="cell.task",
+            found=f"guess takes no argument, given {argument!r}",
+            fix="Write guess.",
+        )
     return GuessTask()

@@ -56,9 +56,11 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     longest = max(texts, key=len)
     if not len(longest) <= length <= MAX_LENGTH:
         raise InputError(
-            f"the {field} {longest!r} takes {len(longest)} tokens,"
-            f" cell.sampling.{field}_length is {length};"
-            f" expected {len(longest)} to {MAX_LENGTH:,}."
+            found=(
+                f"the {field} {longest!r} takes {len(longest)} tokens, "
+                f"cell.sampling.{field}_length is {length}"
+            ),
+            expected=f"{len(longest)} to {MAX_LENGTH:,}",
         )
 
     # NumPy pads byte strings with zeros.
@@ -68,8 +70,8 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
         raise InputError(
-            f"the {field} {unknown!r} has characters unknown to solvers;"
-            f" expected those of {ALPHABET!r}."
+            found=f"the {field} {unknown!r} has characters unknown to solvers",
+            expected=f"those of {ALPHABET!r}",
         )
     return tokens
 
@@ -89,7 +91,11 @@ class SolversTask:
         are_different = len(set(operators)) == len(operators) >= 2
         if not are_different or not set(operators) <= set(OPERATORS):
             expected = f"two or more different operators of {OPERATORS}, as in ABCG"
-            raise InputError(f"cell.task: solvers:{operators} is not {expected}.")
+            raise InputError(
+                where="cell.task",
+                found=f"given solvers:{operators}",
+                expected=expected,
+            )
         self.operators = np.array([OPERATORS.index(operator) for operator in sorted(operators)])
 
         # confusion: [operator, other operator], 0 on the diagonal, which CONFUSION_PROBABILITY
@@ -107,7 +113,9 @@ class SolversTask:
         num_problems = len(self.operators) * 100 * 100
         if count > num_problems:
             raise InputError(
-                f"cell.data.candidates is {count}; the task `solvers` has {num_problems} problems."
+                where="cell.data.candidates",
+                found=f"given {count}",
+                expected=f"at most {num_problems}, the problems of the task `solvers`",
             )
 
         drawn = rng.choice(num_problems, count, replace=False)

@@ -67,5 +67,9 @@ def addition(argument: str, data: DataConfig) -> AdditionSource:
     are_integers = type(low) is int and type(high) is int  # and no booleans
     if others or not are_integers or not 1 <= low <= high <= MAX_DIGITS:
         expected = f"integers 1 <= low <= high <= {MAX_DIGITS}, such as addition:low=1,high=2"
-        raise InputError(f"cell.task: addition:{argument}: expected {expected}.")
+        raise InputError(
+            where="cell.task",
+            found=f"given addition:{argument}",
+            expected=expected,
+        )
     return AdditionSource(low, high)

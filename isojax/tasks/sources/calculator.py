@@ -42,6 +42,8 @@ def calculator(argument: str, data: DataConfig) -> CalculatorSource:
     """The source; it takes no argument."""
     if argument:
         raise InputError(
-            f"cell.task: calculator takes no argument, given {argument!r}; write calculator."
+            where="cell.task",
+            found=f"calculator takes no argument, given {argument!r}",
+            fix="Write calculator.",
         )
     return CalculatorSource()

@@ -62,13 +62,17 @@ class GeneratorSource:
 
         errors = [item["error"] for item in items if "error" in item]
         if errors:
-            raise InputError(f"cell.task: {task_text}: {errors[0]}")
+            raise InputError(
+                where="cell.task",
+                found=f"{task_text}: {errors[0]}",
+            )
         if completed.returncode:
             failure = f"ended its process ({completed.returncode})"
             if completed.returncode == -signal.SIGALRM:
                 failure = f"took over {self.deadline:g} s"
             raise InputError(
-                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}."
+                where="cell.task",
+                found=f"{task_text}: the problem after {len(items)} good ones {failure}",
             )
         if len(items) < count:
             size = self.settings["size"]
@@ -95,18 +99,29 @@ def gym(argument: str, data: DataConfig) -> GeneratorSource:
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")
     if not name:
-        raise InputError("cell.task: gym takes a generator's name, such as gym:leg_counting.")
+        raise InputError(
+            where="cell.task",
+            found="gym takes a generator's name, such as gym:leg_counting",
+        )
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise InputError('cell.task: gym needs reasoning-gym; pip install "isojax[gym]".')
+        raise InputError(
+            where="cell.task",
+            found="gym needs reasoning-gym",
+            fix='Type: pip install "isojax[gym]"',
+        )
     if "seed" in settings:
         raise InputError(
-            f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one."
+            where="cell.task",
+            found=f"gym:{argument}: the seed is cell.data.seed={data.seed}",
+            fix="Set that one.",
         )
 
     size = settings.setdefault("size", DEFAULT_SIZE)
     if type(size) is not int or not 0 < size < 2**31:
         raise InputError(
-            f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more."
+            where="cell.task",
+            found=f"gym:{argument}: size={size}",
+            expected="how many items there are, 1 or more",
         )
     return GeneratorSource(name, settings, data.seed)
 

@@ -16,7 +16,8 @@ def jsonl(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of a file; an InputError names the file and the line."""
     if not argument:
         raise InputError(
-            "cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz."
+            where="cell.task",
+            found="jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz",
         )
     path = Path(argument).expanduser()
     try:

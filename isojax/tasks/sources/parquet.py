@@ -33,7 +33,8 @@ def _find_files(argument: str) -> list[Path]:
     none."""
     if not argument:
         raise InputError(
-            "cell.task: parquet takes a file, a folder or a pattern: parquet:data/train.parquet."
+            where="cell.task",
+            found="parquet takes a file, a folder or a pattern: parquet:data/train.parquet",
         )
     path = Path(argument).expanduser()
     if path.is_file():
@@ -47,8 +48,9 @@ def _find_files(argument: str) -> list[Path]:
         problem = "no such file"
     if not files:
         raise InputError(
-            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of"
-            f" them."
+            where=path,
+            found=f"cannot be read: {problem}",
+            expected="a Parquet file, a folder or a pattern of them",
         )
     return files
 
@@ -69,7 +71,10 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                 first_names = first_names or names
                 if set(names) != set(first_names):
                     others = f"those of {paths[0]} {', '.join(first_names)}"
-                    raise InputError(f"{path}: its columns are {', '.join(names)}, {others}.")
+                    raise InputError(
+                        where=path,
+                        found=f"its columns are {', '.join(names)}, {others}",
+                    )
                 _check_size(path, row_number + file.metadata.num_rows, size)
                 for batch in file.iter_batches(BATCH_ROWS):
                     size += batch.nbytes
@@ -84,8 +89,11 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
         except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as e:
             refuse_pointer(path)
             raise InputError(
-                f"cannot read {path} from row {row_number - file_start}: {str(e).splitlines()[0]};"
-                f" expected a Parquet file, of text in UTF-8 and dates of the years 1 to 9999."
+                where=path,
+                found=(
+                    f"cannot be read from row {row_number - file_start}: {str(e).splitlines()[0]}"
+                ),
+                expected="a Parquet file, of text in UTF-8 and dates of the years 1 to 9999",
             ) from e
 
 
@@ -93,6 +101,8 @@ def _check_size(path: Path, rows: int, size: int) -> None:
     if rows > limits.MAX_ROWS or size > limits.MAX_ROW_BYTES:
         most = f"at most {limits.MAX_ROWS:,} rows and {limits.MAX_ROW_BYTES:,} bytes in all files"
         raise InputError(
-            f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some"
-            f" out."
+            where=path,
+            found=f"{rows:,} rows, {size:,} bytes unpacked so far",
+            expected=most,
+            fix="Leave some out.",
         )

@@ -41,7 +41,8 @@ def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
     folder, _, split_names = argument.partition("#")
     if not folder:
         raise InputError(
-            "cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train."
+            where="cell.task",
+            found="tfds takes a data set's folder and splits: tfds:FOLDER#hard_train",
         )
     builder = _open_builder(Path(folder).expanduser())
     splits = builder.info.splits
@@ -103,14 +104,19 @@ class TfdsSplits:
         # What ArrayRecord raises of a file that was changed or is gone.
         except (RuntimeError, IndexError, OSError) as e:
             raise InputError(
-                f"{location}: a damaged file ({first_line(e)[:200]}). Copy the data set again."
+                where=location,
+                found=f"a damaged file ({first_line(e)[:200]})",
+                fix="Copy the data set again.",
             ) from e
 
     def no_split_error(self, fault: str) -> InputError:
         """What is wrong with the names of splits, and which ones there are."""
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
         return InputError(
-            f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT."
+            where=self.builder.data_dir,
+            found=fault,
+            expected=f"one of {splits_text}",
+            fix="Write tfds:FOLDER#SPLIT.",
         )
 
 
@@ -122,8 +128,9 @@ def write_dataset(
     a failure no folder is left. InputError where the folder exists."""
     if folder.exists():
         raise InputError(
-            f"{folder} exists already, and a data set is written once; choose another, or move it"
-            f" away."
+            where=folder,
+            found="exists already, and a data set is written once",
+            fix="Choose another, or move it away.",
         )
     tfds = import_tfds()
 
@@ -173,8 +180,9 @@ def _record_to_problem(row: DataRow) -> Problem:
     columns = parse_json(row.values["columns"], Path(row.location))
     if not isinstance(messages, list) or not isinstance(columns, dict):
         raise InputError(
-            f"{row.location}: messages is no JSON list, or columns no object. Write the data set"
-            f" again."
+            where=row.location,
+            found="messages is no JSON list, or columns no object",
+            fix="Write the data set again.",
         )
     fields = dict(row.values)
     fields.update(messages=tuple(messages), columns=columns, location=row.location)
@@ -193,20 +201,29 @@ def _open_builder(folder: Path) -> Any:
     """The TFDS builder of the data set in a folder; InputError where there is none, or where its
     files are not ArrayRecord, which alone can be read without TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
-        expected = "expected its dataset_info.json, as in DIR/splits of `isojax difficulty`"
-        raise InputError(f"{folder} is no TFDS data set; {expected}.")
+        raise InputError(
+            where=folder,
+            found="no TFDS data set",
+            expected="its dataset_info.json, as in DIR/splits of `isojax difficulty`",
+        )
 
     tfds = import_tfds()
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
         problem = f"its dataset_info.json or features.json cannot be read ({first_line(e)})"
-        raise InputError(f"{folder}: {problem}. Write the data set again.") from e
+        raise InputError(
+            where=folder,
+            found=problem,
+            fix="Write the data set again.",
+        ) from e
 
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
         raise InputError(
-            f"{folder}: its files are {file_format}, expected array_record; prepare it in that"
-            f" format."
+            where=folder,
+            found=f"its files are {file_format}",
+            expected="array_record",
+            fix="Prepare it in that format.",
         )
     return builder

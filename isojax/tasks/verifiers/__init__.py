@@ -249,6 +249,7 @@ def refuse_argument(verifier: str, argument: str) -> None:
     """InputError where a verifier that takes no argument is given one."""
     if argument:
         raise InputError(
-            f"cell.verifier.use: {verifier} takes no argument, given {argument!r};"
-            f" write {verifier}."
+            where="cell.verifier.use",
+            found=f"{verifier} takes no argument, given {argument!r}",
+            fix=f"Write {verifier}.",
         )

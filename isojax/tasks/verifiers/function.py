@@ -58,8 +58,12 @@ def build(argument: str) -> Check:
         missing = [name for name in required_names if name not in arguments]
         if missing:
             raise InputError(
-                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem"
-                f" {problem.id} does not have; it has {', '.join(sorted(arguments))}."
+                where="cell.verifier.use",
+                found=(
+                    f"{argument} takes {', '.join(missing)}, "
+                    f"which problem {problem.id} does not have"
+                ),
+                expected=f"some of {', '.join(sorted(arguments))}",
             )
 
         # Lists of one, as TRL passes a batch.
@@ -132,12 +136,16 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     if not module_or_file or not name:
         form = default_name or "NAME"
         raise InputError(
-            f"cell.verifier.use: given {verifier + ':' + argument!r},"
-            f" expected {verifier}:FILE.py:{form} or {verifier}:PACKAGE.MODULE:{form}."
+            where="cell.verifier.use",
+            found=f"given {verifier + ':' + argument!r}",
+            expected=f"{verifier}:FILE.py:{form} or {verifier}:PACKAGE.MODULE:{form}",
         )
     is_file = module_or_file.endswith(".py")
     if is_file and not Path(module_or_file).is_file():
-        raise InputError(f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}).")
+        raise InputError(
+            where="cell.verifier.use",
+            found=f"no such file: {module_or_file} (in {Path.cwd()})",
+        )
 
     try:
         if is_file:
@@ -147,7 +155,8 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         reason = describe_exception(e)
         raise InputError(
-            f"cell.verifier.use: the module {module_or_file} cannot be imported: {reason}."
+            where="cell.verifier.use",
+            found=f"the module {module_or_file} cannot be imported: {reason}",
         ) from e
 
     function = vars(module).get(name)
@@ -159,7 +168,9 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
         ]
         known = ", ".join(own_functions) or "none"
         raise InputError(
-            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known}."
+            where="cell.verifier.use",
+            found=f"{module_or_file} has no function {name!r}",
+            expected=f"one that it has ({known})",
         )
     return function
 

@@ -33,8 +33,9 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
-            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes;"
-            f" set another."
+            where=f"problem {problem.id}",
+            found="the verifier gym judges what cell.task=gym:NAME makes",
+            fix="Set another.",
         )
 
     tagged_answers = _ANSWER_TAG.findall(response)

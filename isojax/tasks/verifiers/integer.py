@@ -21,7 +21,8 @@ def build(argument: str) -> Check:
         return check_last_line
     if argument:
         raise InputError(
-            f"cell.verifier.use: integer takes no argument but last_line, given {argument!r}."
+            where="cell.verifier.use",
+            found=f"integer takes no argument but last_line, given {argument!r}",
         )
     return check
 
@@ -33,9 +34,12 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     response_integer = _parse_integer(response)
     if reference_integer is None:
         raise InputError(
-            f"{problem.name}: the verifier `integer` expects an integer as answer,"
-            f" given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or"
-            f" exact."
+            where=problem.name,
+            found=(
+                "the verifier `integer` expects an integer as answer, given "
+                f"{problem.answer[:80]!r}"
+            ),
+            fix="Set cell.verifier.use to another, such as math or exact.",
         )
     return Verdict(response_integer == reference_integer, response_integer is not None)
 

@@ -44,7 +44,9 @@ def build(argument: str) -> Check:
     except TypeError as e:
         problem = f"the function cannot be called as verl calls it ({e})"
         raise InputError(
-            f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}."
+            where="cell.verifier.use",
+            found=f"{argument}: {problem}",
+            expected=f"{', '.join(PARAMETERS)}",
         ) from e
     call = wait_for_coroutines(compute_score)
     place = describe_function(compute_score)

@@ -50,14 +50,16 @@ def load_hook(name: str | None) -> Plugin | None:
     try:
         hook = update_hook.load(name)
     except InputError as e:
-        raise InputError(f"run.on_update: {e}") from e
+        raise e.within("run.on_update") from e
 
     try:
         inspect.signature(hook.function).bind("report")
     except TypeError as e:
         expected = "a function of one argument, the UpdateReport of isojax.train.update_hooks"
         raise InputError(
-            f"run.on_update = {name}: it cannot be called with one ({e}); expected {expected}."
+            where=f"run.on_update = {name}",
+            found=f"it cannot be called with one ({e})",
+            expected=expected,
         ) from e
     return hook
 
@@ -68,5 +70,6 @@ def call_hook(hook: Plugin, report: UpdateReport) -> None:
         hook(report)
     except Exception as e:  # whatever a user's own function raises
         raise InputError(
-            f"run.on_update = {hook.name}: after update {report.M}, {describe_exception(e)}."
+            where=f"run.on_update = {hook.name}",
+            found=f"after update {report.M}, {describe_exception(e)}",
         ) from e

@@ -319,7 +319,7 @@ def test_a_folder_of_logs_needs_no_format_and_says_what_it_skips(isojax, tmp_pat
         "runs",
     )
     assert code == 0 and "2 runs in runs" in out, err
-    assert "warning: skipped: " in err and "nothingn4.wandb holds no step" in err
+    assert "warning: skipped: " in err and "nothingn4.wandb: no step" in err
     assert "note: cut-n8 was resumed (" in err
     code, out, err = isojax("recommend", "runs", "--budget", "3000")
     assert code == 0 and "for 3,000 rollouts: B_p = 16, n = " in out, err

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.runs import importers
 from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
 from isojax.scaling.fit import fit_all_runs
+from tests.refusals import refused
 from tests.runs.importers.conftest import FIXTURES
 from tests.runs.importers.make_fixtures import EVERY, STEPS, accuracy
 from tests.scaling.synthetic import world
@@ -41,12 +41,9 @@ def test_formats_are_detected(name, log_format):
 
 def test_formats_that_cannot_be_recognised(tmp_path):
     (tmp_path / "notes.txt").write_text("nothing\n")
-    with pytest.raises(
-        InputError,
-        match="the format is not known by name or first lines; name it, such as --from csv",
-    ):
+    with refused():
         detect_format([tmp_path])
-    with pytest.raises(InputError, match=r"logs of several formats: csv .*verl"):
+    with refused(where="formats of the logs"):
         detect_format([FIXTURES / "runs.csv", FIXTURES / "verl"])
 
 
@@ -118,12 +115,12 @@ def test_a_folder_of_files_without_those_that_cannot_be_used(tmp_path):
     (tmp_path / "notes.txt").write_text("not a log\n")
     result = read_logs([tmp_path], "jsonl", {"n": "n{}"})
     assert [run.cell for run in result.runs] == [Cell(2, 4, 0), Cell(2, 8, 0)]
-    assert [text.split(",")[0].split(" is ")[0] for text in result.skipped] == [
+    assert [text.split(",")[0].split(": ")[0] for text in result.skipped] == [
         str(tmp_path / "n16.jsonl"),
         str(tmp_path / "n32.jsonl"),
     ]
     # named by the user, it is refused
-    with pytest.raises(InputError, match=r"n16\.jsonl is empty"):
+    with refused(where="n16.jsonl"):
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n16.jsonl"], "jsonl", {"n": "n{}"})
 
 
@@ -138,29 +135,27 @@ def test_a_log_of_a_folder_whose_numbers_cannot_be_used_is_skipped(tmp_path):
     assert [run.cell for run in result.runs] == [Cell(2, 4, 0), Cell(2, 16, 0)]
     out_of_range, falling = result.skipped
     assert out_of_range.startswith(
-        f"{tmp_path / 'n8.jsonl'}, line 2: reward is 42, expected a number in [0, 1]"
+        f"{tmp_path / 'n8.jsonl'}, line 2: reward: given 42; expected a number in [0, 1]"
     )
     assert falling.startswith(f"{tmp_path / 'n16b.jsonl'}, line 2: step falls from 3")
     assert "numbered" not in str(result.notes)  # the run of n16b.jsonl takes no seed
     # named by the user, it is refused
-    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):
+    with refused(where="n8.jsonl, line 2: reward"):
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n8.jsonl"], "jsonl", {"n": "n{}"})
     for name in ("n4", "n16"):
         (tmp_path / f"{name}.jsonl").unlink()
-    with pytest.raises(
-        InputError, match=r"n8\.jsonl, line 2: reward is 42.* 2 logs or runs cannot be used\.$"
-    ):
+    with refused(where="n8.jsonl, line 2: reward"):
         read_logs([tmp_path], "jsonl", {"n": "n{}"})
     (tmp_path / "n16b.jsonl").unlink()
     # the only one of its folder
-    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):
+    with refused(where="n8.jsonl, line 2: reward"):
         read_logs([tmp_path], "jsonl", {"n": "n{}"})
 
 
 def test_a_mistake_in_all_logs_is_refused(tmp_path):
     for n in (4, 8):
         (tmp_path / f"n{n}.jsonl").write_text('{"step": 0, "reward": 0.1}\n')
-    with pytest.raises(InputError, match=r"n4\.jsonl has no column 'solved'"):
+    with refused(where="n4.jsonl"):
         read_logs([tmp_path], "jsonl", {"n": "n{}", "reward": "solved"})
 
 
@@ -176,7 +171,7 @@ def test_wandb_a_run_that_broke_off_and_was_resumed_is_one_run():
         and "2 rows of steps that were repeated count once" in note
     )
     (skipped,) = result.skipped
-    assert "nothingn4.wandb holds no step" in skipped
+    assert "nothingn4.wandb: no step" in skipped
 
 
 def as_csv(runs: list[RunRecord], resumed: bool) -> str:
@@ -205,7 +200,7 @@ def test_a_resumed_world_gives_the_same_law(tmp_path: Path):
         assert bool(result.notes) == resumed
         fits.append(fit_all_runs(result.runs, "avg@4").model_dump(exclude={"runs"}))
     assert fits[0] == fits[1]
-    with pytest.raises(InputError, match="step falls from"):
+    with refused(where="True.csv, line 11"):
         read_logs([tmp_path / "True.csv"], "csv", {})
 
 
@@ -224,9 +219,7 @@ def test_logs_of_one_id_with_other_settings_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n in (4, 8):
         (tmp_path / f"{n}.log").write_text("")
-    with pytest.raises(
-        InputError, match=r"are logs of one run, which was resumed, and differ in n; expected one"
-    ):
+    with refused(where="8.log, line 1"):
         read_logs([tmp_path / "4.log", tmp_path / "8.log"], "of_one_id", {})
 
 
@@ -243,21 +236,20 @@ def read(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data"),
     [
         (
             "a.csv",
             "step,reward\n1,0.5\xe9\n".encode("latin-1"),
-            r"a\.csv, line 2: not UTF-8 \(byte 0xe9",
         ),
-        ("a.csv", b"", r"a\.csv is empty"),
-        ("a.csv.gz", b"\x1f\x8b torn", r"cannot read .*a\.csv\.gz"),
-        ("a.jsonl", b"\0\1\2\n", r"a\.jsonl, line 1: a NUL byte"),
+        ("a.csv", b""),
+        ("a.csv.gz", b"\x1f\x8b torn"),
+        ("a.jsonl", b"\0\1\2\n"),
     ],
 )
-def test_of_a_damaged_log_without_a_format_the_damage_is_said(tmp_path, name, data, said):
+def test_of_a_damaged_log_without_a_format_the_damage_is_said(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=said):
+    with refused():
         read_logs([tmp_path / name], None, {})
 
 
@@ -294,14 +286,10 @@ def test_a_later_part_that_leaves_nothing_of_the_run_is_refused(tmp_path: Path):
     """Two seeds, or a file with the newest row first: each would replace all before it."""
     maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
     parts_of(tmp_path, newest_first=range(50, -1, -10))
-    with pytest.raises(
-        InputError, match=r"line 3: step goes back to 40, where the run began .*; sort a file"
-    ):
+    with refused(where="newest_first.csv, line 3"):
         read_logs([tmp_path], "csv", maps, resumed=True)
     parts_of(tmp_path, newest_first=range(0, 60, 10), other_seed=range(0, 80, 10))
-    with pytest.raises(
-        InputError, match=r"step goes back to 0, where the run began .*; number seeds by --settings"
-    ):
+    with refused(where="other_seed.csv, line 2"):
         read_logs([tmp_path], "csv", maps, resumed=True)
 
 
@@ -314,15 +302,11 @@ def test_rows_of_runs_that_alternate_are_no_parts_of_one(tmp_path: Path, runs: i
         f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)
     ]
     (tmp_path / "a.csv").write_text(PART.format("\n".join(rows)))
-    with pytest.raises(
-        InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the step before"
-    ):
+    with refused(where="a.csv"):
         read_logs([tmp_path], "csv", maps, resumed=True)
     # the others begin later
     (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[runs:]])))
-    with pytest.raises(
-        InputError, match=rf"line {runs + 4}: step 2 is there twice, and so is the step before"
-    ):
+    with refused(where="a.csv"):
         read_logs([tmp_path], "csv", maps, resumed=True)
     (tmp_path / "a.csv").write_text(
         PART.format("\n".join([rows[0], *rows[::runs][:3], *rows[::runs][2:]]))
@@ -345,9 +329,7 @@ def test_a_log_comes_before_those_whose_names_go_on_after_its_own(tmp_path: Path
     maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
     (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
     assert [point.M for point in run.points] == list(range(0, 110, 10))
-    with pytest.raises(
-        InputError, match=r"where the run began .*Name the earlier log first; leave out"
-    ):
+    with refused(where="n8.csv, line 2"):
         read_logs([tmp_path / "n8-resumed.csv", tmp_path / "n8.csv"], "csv", maps, resumed=True)
 
 
@@ -384,12 +366,10 @@ def test_a_list_of_rows_is_read_like_lines(tmp_path: Path, indent: int | None):
         (64, 0.2),
     ]
     file.write_text('[{"step": 0, "reward": 0.1}, {"step": 1, "reward": "?"}]')
-    with pytest.raises(
-        InputError, match=r"records\.json, entry 2: reward is '\?'; expected a number"
-    ):
+    with refused(where="records.json, entry 2: reward"):
         read_logs([file], None, {"n": "8", "B_p": "4"})
     file.write_text('[{"step": 0, "reward": 0.1}, 7]')
-    with pytest.raises(InputError, match="expected a JSON object"):
+    with refused(where="records.json, line 2"):
         read_logs([file], None, {"n": "8", "B_p": "4"})
 
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs import run_records
+from tests.refusals import refused
 
 
 def curve(run):
@@ -183,7 +183,7 @@ def test_device_hours_and_tokens_of_the_log(logged):
 def test_training_metrics_nobody_asked_for_may_be_nan(logged):
     rows = [{"step": 1, "kl": float("nan"), "entropy": 2.0, "reward": 0.5}]
     assert logged("jsonl", rows, "n=2,B_p=2").runs[0].points[0].train == {"entropy": 2.0}
-    with pytest.raises(InputError, match=r"log\.jsonl, line 1: train:kl \(column kl\) is nan"):
+    with refused(where="log.jsonl, line 1: train:kl (column kl)"):
         logged("jsonl", rows, "n=2,B_p=2,train:kl=kl")
 
 
@@ -219,11 +219,7 @@ def test_numbers_of_a_trainers_log_that_are_not_finite_are_left_out_and_said(log
 
 def test_a_trainers_log_without_any_finite_reward_is_refused(logged):
     steps = [f"val/acc:nan - actor/kl:{i}" for i in range(3)]
-    expected = (
-        r"job\.log, line 1: reward \(column val/acc\) is nan, and at step 1, 2; expected an "
-        "evaluation"
-    )
-    with pytest.raises(InputError, match=expected):
+    with refused():
         logged("verl_console", console(*steps), "n=2,B_p=2,reward=val/acc")
 
 
@@ -232,7 +228,7 @@ def test_a_validation_metric_with_a_nan_is_still_one_of_two(logged):
         {"step": i, "reward": 0.1 * i, "val/acc": float("nan") if i == 2 else 0.15 * i}
         for i in range(1, 4)
     ]
-    with pytest.raises(InputError, match="2 possible validation metrics"):
+    with refused(where="log.jsonl"):
         logged("jsonl", rows, "n=2,B_p=2")
 
 
@@ -253,19 +249,13 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
 
 
 @pytest.mark.parametrize(
-    ("traits", "message"),
+    "traits",
     [
-        (
-            "",
-            (
-                "importers plug-in 'unfit0': unfit0.py:2: @importer has no argument fields, which "
-                "it needs"
-            ),
-        ),
-        ("(fields={})", "the format unfit1 found no run in .*a"),
+        "",
+        "(fields={})",
     ],
 )
-def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, traits, message):
+def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, traits):
     name = f"unfit{len(traits) > 0:d}"
     decorated = (
         f"from isojax.runs.importers import importer\n@importer{traits}\ndef read(path):\n    "
@@ -273,7 +263,7 @@ def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logge
     )
     (tmp_path / f"{name}.py").write_text(decorated)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message):
+    with refused():
         logged(name, {"a.txt": "x"})
 
 
@@ -297,10 +287,7 @@ def test_more_runs_than_a_sweep_has(logged, monkeypatch):
     assert len(logged("csv", text).runs) == 2000
     assert time.process_time() - before < 5.0
     monkeypatch.setattr(run_records, "MAX_CELLS", 1000)
-    with pytest.raises(
-        InputError,
-        match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file",
-    ):
+    with refused():
         logged("csv", text)
 
 
@@ -312,5 +299,5 @@ def test_counts_with_decimals_that_are_no_thousands(logged):
     ):
         (run,) = logged("csv", text, "n=2,B_p=2").runs
         assert [p.M for p in run.points] == [0, 40, 50]
-    with pytest.raises(InputError, match=r"--map B_p=2\.000, where the point may divide thousands"):
+    with refused(where="--map B_p=2.000"):
         logged("csv", text, "n=2,B_p=2.000")

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
+from tests.refusals import refused
 
 RAY = "\x1b[36m(TaskRunner pid=71)\x1b[0m "
 COMMAND = (
@@ -84,13 +84,13 @@ def test_a_line_that_is_still_written_counts_as_far_as_it_is_whole(tmp_path):
 
 def test_a_log_without_steps_is_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + NOISE)
-    with pytest.raises(InputError, match=r'job.log has no line "step:N - TAG:VALUE'):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], "verl_console", {})
 
 
 def test_a_log_without_settings_says_what_to_type(tmp_path):
     (tmp_path / "job.log").write_text(STEPS)
-    with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], "verl_console", {})
 
 
@@ -100,7 +100,7 @@ def test_what_only_looks_like_a_config_is_tried_a_hundred_times(tmp_path):
     (tmp_path / "other.log").write_text(lines + CONFIG + "".join(map(step_line, range(5))))
     before = time.process_time()
     assert read_logs([tmp_path / "run.log"], "verl_console", {}).runs[0].cell == Cell(32, 8, 0)
-    with pytest.raises(InputError, match="n"):
+    with refused(where="other.log"):
         read_logs([tmp_path / "other.log"], "verl_console", {})
     assert time.process_time() - before < 20.0
 
@@ -186,13 +186,7 @@ def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
 
 def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
-    with pytest.raises(
-        InputError,
-        match=(
-            "holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line "
-            r"13\."
-        ),
-    ):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     failed = CONFIG.replace("'n': 8", "'n': 16")  # it ended before its first step
     (tmp_path / "job.log").write_text(failed + CONFIG + STEPS + failed)
@@ -201,9 +195,7 @@ def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(
         COMMAND + "\n" + STEPS + COMMAND.replace("n=5", "n=16") + "\n" + step_line(8)
     )
-    with pytest.raises(
-        InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 5, then 16; .* Split"
-    ):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     (tmp_path / "job.log").write_text(
         CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8)
@@ -257,9 +249,7 @@ def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
     assert run.cell.n == n and run.points[-1].rollouts == 6 * run.cell.B_p * n
     (tmp_path / "job.log").write_text(config + STEPS + config.replace("_agent=3", "_agent=7"))
     if "_agent=3" in config:
-        with pytest.raises(
-            InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"
-        ):
+        with refused(where="job.log"):
             read_logs([tmp_path / "job.log"], None, {})
 
 
@@ -290,7 +280,7 @@ def test_a_batch_of_0_is_a_setting_that_is_not_used(tmp_path):
     (tmp_path / "job.log").write_text(
         CONFIG.replace("_batch_size': 32", "_batch_size': 0, 'gen_batch_size': 1") + STEPS
     )
-    with pytest.raises(InputError, match=r"no column is known to be B_p .*type --map B_p=512"):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], None, {})
     (run,) = read_logs([tmp_path / "job.log"], None, {"B_p": "16"}).runs
     assert run.cell == Cell(16, 8, 0)
@@ -298,14 +288,9 @@ def test_a_batch_of_0_is_a_setting_that_is_not_used(tmp_path):
 
 def test_two_runs_in_one_file_are_to_be_split(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + STEPS)
-    with pytest.raises(
-        InputError,
-        match=r"job.log, line 18: step falls from 6 .* split it where a run starts, or add",
-    ):
+    with refused(where="job.log, line 18"):
         read_logs([tmp_path / "job.log"], None, {})
-    with pytest.raises(
-        InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"
-    ):
+    with refused(where="job.log, line 18"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
 
 
@@ -322,10 +307,7 @@ def test_lines_that_a_terminal_has_wrapped_are_refused(tmp_path, width):
         for i in range(0, len(line), width)
     )
     (tmp_path / "job.log").write_text(CONFIG + wrapped)
-    with pytest.raises(
-        InputError,
-        match=r"looks like the rest of line \d+, .*and so does line \d+; .*Copy the log's file",
-    ):
+    with refused():
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     longest = max(steps.splitlines(), key=len)
     (tmp_path / "job.log").write_text(
@@ -354,7 +336,5 @@ def test_other_lines_between_steps_are_no_rest(tmp_path, between):
 def test_settings_that_return_are_split_where_they_change(tmp_path):
     configs = [CONFIG.replace("'n': 8", f"'n': {n}") for n in (16, 8, 16)]
     (tmp_path / "job.log").write_text("".join(config + STEPS for config in configs))
-    per_start = (CONFIG + STEPS).count("\n")
-    lines = rf"before line {per_start + 1} and {2 * per_start + 1}\b"
-    with pytest.raises(InputError, match=rf"n is 16, then 8, then 16; .*{lines}"):
+    with refused(where="job.log"):
         read_logs([tmp_path / "job.log"], None, {})
