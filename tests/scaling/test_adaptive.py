@@ -139,6 +139,8 @@ def test_the_same_records_ask_for_the_same_and_a_killed_round_goes_on(rising: Wo
     targets = dict(policy.next_round([]))
     assert {(cell.n, cell.seed) for cell in targets} == {(n, 0) for n in (2, 4, 8, 16, 32)}
     wanted = policy.next_round(rising.trained(targets))
+    ways = [C - targets.get(cell, 0) for cell, C in wanted]  # the longest first
+    assert ways == sorted(ways, reverse=True) and len(set(ways)) > 1
     shuffled = random.Random(0).sample(runs := rising.trained(targets), len(runs))
     assert policy_of(rising).next_round(shuffled) == wanted
     cell, C = wanted[0]

@@ -14,6 +14,7 @@ from isojax.scaling.curves.hierarchical import (
     ROBUST_THRESHOLD_SD,
     HierarchicalState,
     Scales,
+    _unseen_noise_sd,
     minus_two_log_posterior,
     pack_sweep,
     predict_rewards,
@@ -303,3 +304,11 @@ def test_a_difference_between_B_p_is_none_of_n():
     curves = {(b, n): (0.5 if b == 16 else 0.7, 1.0, 4e3) for b in (16, 64) for n in (4, 16)}
     sweep = packed(curves=curves, noise=0.01, points=20, run_sd=0.005)
     assert has_no_n_effect(sweep, fit_shape(1.0, sweep))
+
+
+def test_noise_that_cannot_be_seen_is_a_step_where_half_of_the_rewards_are_one_value():
+    """The smallest difference, at most .01; 0 where fewer are equal, or all."""
+    cases = {(0, 0, 0.002, 0.005): 0.002, (0, 0, 0, 0.1, 0.3): 0.01, (0, 0, 0.1, 0.2, 0.3): 0.0}
+    for rewards, sd in cases.items():
+        assert _unseen_noise_sd(np.array(rewards)) == pytest.approx(sd)
+    assert _unseen_noise_sd(np.full(6, 0.3)) == 0

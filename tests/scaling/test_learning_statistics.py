@@ -23,6 +23,7 @@ from isojax.scaling.evaluation_size import (
     size_by_step,
 )
 from isojax.scaling.tracks import FloatArray, make_track
+from tests.scaling.sweeps import run as run_of
 
 
 @dataclass
@@ -345,3 +346,16 @@ def test_shares_in_words_at_their_limits():
     assert [learning._share(share) for share in shares] == [
         "no", "no", "0.05% of the", "50% of the", "99.9% of the", "100% of the", "all"
     ]  # fmt: skip
+
+
+def test_of_a_run_that_goes_on_five_evaluations_say_that_it_has_not_learnt():
+    """Of rewards that are all equal one is enough."""
+
+    def nothing(rewards):
+        C = [0.0, *(1000.0 * (i + 1) for i in range(len(rewards)))]
+        return learning.find_nothing_learnt_by_run(run_of(16, 4, 0, C, [0.3, *rewards]), "avg@4")
+
+    assert nothing([0.31, 0.3, 0.29, 0.3, 0.31]) is not None
+    assert nothing([0.31, 0.3, 0.29, 0.3]) is None
+    assert nothing([0.3]) is not None and nothing([]) is None
+    assert nothing([0.3, 0.4, 0.5, 0.6, 0.7, 0.75]) is None
