@@ -44,7 +44,9 @@ def test_a_value_arrives_as_it_was(value: Any, kind: Any) -> None:
     assert arrived == value and type(arrived) is type(value)
 
 
-@pytest.mark.parametrize("array", [np.float32([[0.1, 1.5]]), np.array([True]), np.zeros(0, int)])
+@pytest.mark.parametrize(
+    "array", [np.array([[0.1, 1.5]], np.float32), np.array([True]), np.zeros(0, int)]
+)
 def test_an_array_arrives_to_the_bit(array: np.ndarray) -> None:
     arrived = messages.decode(messages.encode(array, SentArray), SentArray)
     assert arrived.dtype == array.dtype and arrived.shape == array.shape

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from isojax.core.nouns import Cell, EvalPoint, FixedForecast, Leg, RunRecord, Spending
 from isojax.report.canvas import n_palette
 from isojax.report.page.spend_page import draw_spending, render_spending
@@ -31,5 +33,7 @@ def test_a_piece_of_a_run_has_the_colour_of_the_n_that_was_chosen_for_it() -> No
     legs = (Leg(cell, 2, 0, 128), Leg(cell, 4, 128, 256, 0.6, (0.5, 0.7)))
     rewards_ax, _ = draw_spending(Spending(256, "avg@8", legs), [RunRecord(cell, points)]).axes
     colours = n_palette([2, 4])
-    drawn = [(list(line.get_xdata()), line.get_color()) for line in rewards_ax.lines[:3]]
+    drawn = [
+        (np.asarray(line.get_xdata()).tolist(), line.get_color()) for line in rewards_ax.lines[:3]
+    ]
     assert drawn == [([64], colours[2]), ([64, 128], colours[2]), ([128, 256], colours[4])]
