@@ -19,6 +19,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import (
     GradientAccumulator,
     ResponseBatch,
+    ShardBatch,
     build_gradient,
     map_update_over_shards,
 )
@@ -85,38 +86,48 @@ def generalised_advantages(
     gamma: Any,
     gae_lambda: Any,
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token that the policy drew; steps lead over tokens of an
-    interruption phrase. The reward comes with the last token, after which the value is 0. A_t =
-    delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V
-    (arXiv:1506.02438, equations 11 to 16)."""
+    """(advantages, returns) of each token that the policy drew (`mask`), 0 elsewhere; steps lead
+    over tokens of an interruption phrase. The reward comes with the last token, after which the
+    value is 0 (arXiv:1506.02438, equations 11 to 16):
+
+        delta_t = r_t + gamma V_(t+1) - V_t
+        A_t = delta_t + gamma lambda A_(t+1)
+        return_t = A_t + V_t
+    """
+    # Drawn tokens first, in their order, so that the token after each is the next that was drawn.
     drawn_first = jnp.argsort(~mask, axis=-1, stable=True)
-    values, mask = (jnp.take_along_axis(x, drawn_first, -1) for x in (values, mask))
+    values = jnp.take_along_axis(values, drawn_first, -1)
+    mask = jnp.take_along_axis(mask, drawn_first, -1)
+
     has_next = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], -1)
     reward = jnp.where(mask & ~has_next, rewards[..., None], 0.0)
     next_values = jnp.where(has_next, jnp.roll(values, -1, -1), 0.0)
     delta = reward + gamma * next_values - values
 
     def backward_step(next_advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta, has_next = step
-        advantage = delta + gamma * gae_lambda * jnp.where(has_next, next_advantage, 0.0)
+        delta_t, has_next_t = step
+        advantage = delta_t + gamma * gae_lambda * jnp.where(has_next_t, next_advantage, 0.0)
         return advantage, advantage
 
+    # From the last token to the first; a scan runs over the first axis.
     steps = jnp.moveaxis(delta, -1, 0), jnp.moveaxis(has_next, -1, 0)
-    advantages = jnp.moveaxis(
-        lax.scan(backward_step, jnp.zeros_like(delta[..., 0]), steps, reverse=True)[1], 0, -1
-    )
+    after_last = jnp.zeros_like(delta[..., 0])
+    _, by_token = lax.scan(backward_step, after_last, steps, reverse=True)
+    advantages = jnp.moveaxis(by_token, 0, -1)
+    returns = advantages + values
+
     original_order = jnp.argsort(drawn_first, axis=-1)
-    advantages, returns = (
-        jnp.take_along_axis(jnp.where(mask, x, 0.0), original_order, -1)
-        for x in (advantages, advantages + values)
-    )
-    return advantages, returns
+
+    def restore_order(x: Array) -> Array:
+        return jnp.take_along_axis(jnp.where(mask, x, 0.0), original_order, -1)
+
+    return restore_order(advantages), restore_order(returns)
 
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The clipped squared error: the larger of (V - R)^2 / 2 and the same with V kept within `clip`
-    of the old one."""
+    """PPO's loss of the values: of the squared error (V - R)^2 / 2, and the same with V kept within
+    `critic_clip` of the value before the update, the larger one."""
 
     decoder: Decoder
     needs_base: bool = False
@@ -131,9 +142,8 @@ class CriticObjective:
         self, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
     ) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
-        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states(
-            microbatch.tokens.shape[1]
-        )
+        T = microbatch.tokens.shape[1]
+        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states(T)
         value_head = all_gather_weight(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, value_head, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)
@@ -147,61 +157,83 @@ class CriticObjective:
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
         """(the weighted sum of the error, the metrics)."""
-        targets, clip = microbatch.objective_inputs, inputs.coefficients.critic_clip
+        targets: CriticInputs = microbatch.objective_inputs
+        clip = inputs.coefficients.critic_clip
         values = self.values(params, prefix, inputs.problems, microbatch)
         clipped_values = jnp.clip(values, targets.values - clip, targets.values + clip)
-        squared_errors = (values - targets.returns) ** 2, (clipped_values - targets.returns) ** 2
-        loss = 0.5 * targets.weight[:, None] * jnp.maximum(*squared_errors)
+
+        error = (values - targets.returns) ** 2
+        clipped_error = (clipped_values - targets.returns) ** 2
+        loss = 0.5 * targets.weight[:, None] * jnp.maximum(error, clipped_error)
         metrics = {
             "loss": loss,
-            "error": squared_errors[0],
+            "error": error,
             "value": values,
-            "clip_fraction": (squared_errors[1] > squared_errors[0]).astype(jnp.float32),
+            "clip_fraction": (clipped_error > error).astype(jnp.float32),
         }
+
         mask = microbatch.mask
-        return jnp.where(mask, loss, 0.0).sum(), sum_over_tokens(
-            self.metric_reductions, metrics, mask
-        )
+        sums = sum_over_tokens(self.metric_reductions, metrics, mask)
+        return jnp.where(mask, loss, 0.0).sum(), sums
 
 
-def build_critic(
-    decoder: Decoder, shapes: SamplerShapes, mesh: Mesh
-) -> tuple[Callable[..., Float[Array, "S rows T"]], Callable[..., tuple[Params, Metrics]]]:
-    """Two functions (inputs, responses, B_p, n), to be called inside a jit: values of a batch's
-    response tokens, and `build_gradient`'s gradient, whose responses come with CriticInputs."""
+class CriticFunctions(NamedTuple):
+    """Functions (inputs, responses, B_p, n), to be called inside a jit; `inputs.params` are the
+    critic's."""
+
+    values: Callable[..., Float[Array, "S rows T"]]  # of each response token
+    # `build_gradient`'s, whose responses come with CriticInputs
+    gradient: Callable[..., tuple[Params, Metrics]]
+
+
+def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> CriticFunctions:
     objective = CriticObjective(decoder)
+    accumulator = GradientAccumulator(objective, shapes)
     axes = critic_logical_axes(decoder)
     param_shapes = critic_param_shapes(decoder)
-    accumulator = GradientAccumulator(objective, shapes)
 
     def shard_values(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
-    ) -> Array:
-        # each one's row
-        responses = responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)[None])
+    ) -> Float[Array, "1 rows T"]:
+        # The shard's rows are sorted for computation; each keeps its number, to be put back.
+        rows = jnp.arange(shapes.buffer_rows)
+        responses = responses._replace(objective_inputs=rows[None])
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-        params = decoder.cast_params(inputs.params)
-
-        def add_block_values(block_index: Array, values: Array) -> Array:
-            block = accumulator.block(shard_batch, block_index)
-            prompts = accumulator.block_prompts(inputs.problems, shard_batch, block)
-            prefix = decoder.prefill(params, prompts.prompts, prompts.lengths)
-
-            def add_microbatch_values(i: Array, values: Array) -> Array:
-                microbatch = accumulator.take_microbatch(shard_batch, block, i)
-                # Rows that do not count go beyond the last, where they are dropped.
-                row = jnp.where(
-                    microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows
-                )
-                return values.at[row].set(
-                    objective.values(params, prefix, inputs.problems, microbatch), mode="drop"
-                )
-
-            return lax.fori_loop(0, block.num_microbatches, add_microbatch_values, values)
-
-        zeros = jnp.zeros((shapes.buffer_rows, shapes.response_length), jnp.float32)
-        return lax.fori_loop(0, accumulator.num_blocks(shard_batch), add_block_values, zeros)[None]
+        return values_of_rows(objective, accumulator, inputs, shard_batch)[None]
 
     specs = manual_specs(param_shapes, axes, mesh), P()
-    values = map_update_over_shards(shard_values, mesh, specs, out_specs=P(ROLLOUT_AXES))
-    return values, build_gradient(objective, shapes, mesh, axes, param_shapes)
+    return CriticFunctions(
+        values=map_update_over_shards(shard_values, mesh, specs, out_specs=P(ROLLOUT_AXES)),
+        gradient=build_gradient(objective, shapes, mesh, axes, param_shapes),
+    )
+
+
+def values_of_rows(
+    objective: CriticObjective,
+    accumulator: GradientAccumulator,
+    inputs: UpdateInputs,
+    shard_batch: ShardBatch,
+) -> Float[Array, "rows T"]:
+    """Values of a shard's response tokens, 0 in rows that do not count: prompts go through the
+    layers block by block, as for the gradient. The objective's inputs are, of each response, the
+    row that its values go to."""
+    shapes = accumulator.shapes
+    params = objective.decoder.cast_params(inputs.params)
+
+    def add_block(index: Array, values: Array) -> Array:
+        block = accumulator.block(shard_batch, index)
+        prompts = accumulator.block_prompts(inputs.problems, shard_batch, block)
+        prefix = objective.decoder.prefill(params, prompts.prompts, prompts.lengths)
+
+        def add_microbatch(i: Array, values: Array) -> Array:
+            microbatch = accumulator.take_microbatch(shard_batch, block, i)
+            # Rows that do not count go beyond the last, where they are dropped.
+            is_counted = microbatch.mask.any(-1)
+            row = jnp.where(is_counted, microbatch.objective_inputs, shapes.buffer_rows)
+            of_microbatch = objective.values(params, prefix, inputs.problems, microbatch)
+            return values.at[row].set(of_microbatch, mode="drop")
+
+        return lax.fori_loop(0, block.num_microbatches, add_microbatch, values)
+
+    zeros = jnp.zeros((shapes.buffer_rows, shapes.response_length), jnp.float32)
+    return lax.fori_loop(0, accumulator.num_blocks(shard_batch), add_block, zeros)

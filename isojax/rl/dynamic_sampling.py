@@ -24,22 +24,29 @@ from isojax.tasks.protocol import StopConditions
 
 
 class ExaminedBatch(NamedTuple):
+    """What is known of a batch before it is merged."""
+
     equal_groups: Array  # i32[], those whose rewards are all equal
     metrics: Metrics  # of all rollouts
 
 
 class MergedBatch(NamedTuple):
+    """A batch in which groups of equal rewards are replaced, as far as others were there."""
+
     batch: RolloutBatch
     equal_groups: Array  # i32[], of the batch
 
 
 def has_equal_rewards(shapes: SamplerShapes, batch: RolloutBatch) -> Bool[Array, " problem_rows"]:
     """Whether all rollouts of a problem got the same reward; False of rows without a problem."""
-    groups, valid = (x.reshape(-1) for x in batch.layout.row_groups(shapes.buffer_rows))
+    Q = shapes.problem_rows
+    groups, valid = batch.layout.row_groups(shapes.buffer_rows)
+    groups, valid = groups.reshape(-1), valid.reshape(-1)
     rewards = batch.rewards.reshape(-1)
-    lowest = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, shapes.problem_rows)
-    highest = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, shapes.problem_rows)
-    return (jnp.arange(shapes.problem_rows) < batch.B_p) & (highest - lowest < EPS)
+
+    lowest = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, Q)
+    highest = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, Q)
+    return (jnp.arange(Q) < batch.B_p) & (highest - lowest < EPS)
 
 
 def replacements(
@@ -48,8 +55,8 @@ def replacements(
     """For each group, the one of the further batch that replaces it; -1 where it stays. The first
     that have unequal rewards replace the first that have equal ones."""
     is_usable = (jnp.arange(len(is_equal)) < B_p) & ~further_is_equal
-    usable_groups = jnp.argsort(~is_usable, stable=True)
-    rank = jnp.cumsum(is_equal) - 1
+    usable_groups = jnp.argsort(~is_usable, stable=True)  # the usable ones first, in their order
+    rank = jnp.cumsum(is_equal) - 1  # of a group among those that have equal rewards
     is_replaced = is_equal & (rank < is_usable.sum())
     return jnp.where(is_replaced, usable_groups[jnp.maximum(rank, 0)], -1)
 
@@ -60,12 +67,13 @@ def replace_groups(
     further: RolloutBatch,
     replacement: Int[Array, " problem_rows"],
 ) -> RolloutBatch:
-    """The batch with the groups, and their problems, that `replacement` names of a further batch of
-    the same sizes."""
+    """The batch with the groups of a further batch, of the same sizes, in the place of those that
+    they replace; and their problems. replacement: of `replacements`."""
     layout = batch.layout
     groups, valid = layout.row_groups(shapes.buffer_rows)
     rollout = layout.rollout_of_row(shapes.buffer_rows)
 
+    # Of each row, the rollout of the further batch that comes into it, and where that one is.
     source_group = replacement[groups]
     is_replaced = valid & (source_group >= 0)
     source_rollout = jnp.where(is_replaced, source_group * batch.n + rollout % batch.n, 0)
@@ -90,10 +98,11 @@ def build_examine(shapes: SamplerShapes, stops: StopConditions, mesh: Mesh) -> P
     """`examine(batch) -> ExaminedBatch`."""
 
     def examine(batch: RolloutBatch) -> ExaminedBatch:
-        metrics = measure_rollouts(
-            stops, batch, rewarded_batch(shapes, batch, filters_zero_variance=False)
+        rewarded = rewarded_batch(shapes, batch, filters_zero_variance=False)
+        return ExaminedBatch(
+            equal_groups=has_equal_rewards(shapes, batch).sum(dtype=jnp.int32),
+            metrics=measure_rollouts(stops, batch, rewarded),
         )
-        return ExaminedBatch(has_equal_rewards(shapes, batch).sum(dtype=jnp.int32), metrics)
 
     return Program(jax.jit(examine, out_shardings=replicated(mesh)))
 
@@ -102,13 +111,16 @@ def build_merge(shapes: SamplerShapes, mesh: Mesh) -> Program:
     """`merge(batch, further) -> MergedBatch`."""
 
     def merge(batch: RolloutBatch, further: RolloutBatch) -> MergedBatch:
-        is_equal, further_is_equal = (has_equal_rewards(shapes, b) for b in (batch, further))
-        merged = replace_groups(
-            shapes, batch, further, replacements(is_equal, further_is_equal, batch.B_p)
-        )
+        is_equal = has_equal_rewards(shapes, batch)
+        further_is_equal = has_equal_rewards(shapes, further)
+        replacement = replacements(is_equal, further_is_equal, batch.B_p)
+        merged = replace_groups(shapes, batch, further, replacement)
         return MergedBatch(merged, has_equal_rewards(shapes, merged).sum(dtype=jnp.int32))
 
+    # As those of a batch that was sampled, so that either can be merged with a further one.
     by_row: Any = NamedSharding(mesh, P(ROLLOUT_AXES))
-    whole: Any = replicated(mesh)
-    shardings = RolloutBatch(whole, by_row, rewards=whole, B_p=whole, n=whole, key_data=whole)
-    return Program(jax.jit(merge, out_shardings=MergedBatch(shardings, whole)))
+    on_all: Any = replicated(mesh)
+    batch_shardings = RolloutBatch(
+        problems=on_all, rollouts=by_row, rewards=on_all, B_p=on_all, n=on_all, key_data=on_all
+    )
+    return Program(jax.jit(merge, out_shardings=MergedBatch(batch_shardings, on_all)))

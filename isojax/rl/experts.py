@@ -3,8 +3,9 @@ and the replay of the sampler's choices.
 
 The load-balancing loss (arXiv:2101.03961, equation 4, as transformers computes it) is
 
-    E sum_e f_e P_e,    f_e = choices of expert e / N
-                        P_e = sum of the router's probabilities of e / N
+    E sum_e f_e P_e
+    f_e = choices of expert e / N
+    P_e = sum of the router's probabilities of e / N
 
 over the N pairs of a token and a sparse layer of the whole batch. A prompt's tokens count once for
 each response to it, as in a batch of whole sequences. f sums to k, so the loss of balanced experts
@@ -80,7 +81,7 @@ class Routers:
 def pad_experts(
     experts: Int[Array, "m T l k"] | None, columns: int
 ) -> Int[Array, "m columns l k"] | None:
-    """Of as many tokens, where padding tokens have any experts."""
+    """The experts of the first `columns` tokens; padding tokens, after the last, have any."""
     if experts is None:
         return None
     padding = max(columns - experts.shape[1], 0)
@@ -88,12 +89,16 @@ def pad_experts(
 
 
 def join_rows(of_prompts: Array, of_responses: Array) -> Array:
-    """[g P ...] and [m t ...] as one row [1 r ...]."""
-    return jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in (of_prompts, of_responses)])[None]
+    """[g P ...] and [m t ...] as one row [1 r ...], r = g P + m t, in which prompts and responses
+    go through the layers together."""
+    prompt_tokens = of_prompts.reshape(-1, *of_prompts.shape[2:])
+    response_tokens = of_responses.reshape(-1, *of_responses.shape[2:])
+    return jnp.concatenate([prompt_tokens, response_tokens])[None]
 
 
 def weigh_response_tokens(mask: Bool[Array, "m T"], columns: int) -> Float[Array, "m columns"]:
-    """1 for each response token that a layer reads: all before the last one that counts."""
+    """1 for each response token that a layer reads: all before the last one that counts, which
+    predicts none."""
     lengths = jnp.where(mask, jnp.arange(1, mask.shape[-1] + 1)[None], 0).max(-1)
     return (jnp.arange(columns)[None] < lengths[:, None] - 1).astype(jnp.float32)
 
@@ -107,22 +112,24 @@ def weigh_prompt_tokens(
 
 
 def expert_loads(sums: RoutingSums, coefficient: Float[Array, ""]) -> Float[Array, " E"]:
-    """What the sum of a microbatch's probabilities of each expert is multiplied by in the loss,
-    given the sums of the whole batch."""
-    pairs = jnp.maximum(sums.tokens, 1.0)
-    return coefficient * len(sums.choices) * sums.choices / pairs**2
+    """coefficient E f_e / N (see above): what the sum of a microbatch's probabilities of each
+    expert is multiplied by in the loss. sums: those of the whole batch."""
+    E = len(sums.choices)
+    N = jnp.maximum(sums.tokens, 1.0)
+    return coefficient * E * sums.choices / N**2
 
 
 def routing_metrics(sums: RoutingSums, knows_sampler: bool) -> Metrics:
     """The metrics of a whole batch. knows_sampler: whether the sampler's choices have been
     recorded."""
-    pairs, E = jnp.maximum(sums.tokens, 1.0), len(sums.choices)
+    E = len(sums.choices)
+    N = jnp.maximum(sums.tokens, 1.0)  # pairs of a token and a sparse layer
     largest_share = sums.choices.max() / jnp.maximum(sums.choices.sum(), 1.0)
     metrics = {
-        "router_entropy": Metric(sums.entropy, pairs, "mean"),
+        "router_entropy": Metric(sums.entropy, N, "mean"),
         "expert_share_max": mean(largest_share),
-        "expert_balance": mean(E * (sums.choices * sums.probabilities).sum() / pairs**2),
+        "expert_balance": mean(E * (sums.choices * sums.probabilities).sum() / N**2),
     }
     if knows_sampler:
-        metrics["expert_agreement"] = Metric(sums.agreeing, pairs, "mean")
+        metrics["expert_agreement"] = Metric(sums.agreeing, N, "mean")
     return metrics

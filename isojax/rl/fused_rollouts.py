@@ -2,32 +2,132 @@
 updates per call."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.core.config import CellConfig, RLConfig
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
-from isojax.distributed.sharding import Program, compiler_options, replicated, shape_on
+from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
-from isojax.rl import rollout_source
 from isojax.rl.experts import records_experts
 from isojax.rl.graded_sampler import verify_on_device
 from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
-from isojax.rl.optimizer import TrainState, train_state_shardings
-from isojax.rl.rollout_source import ProblemBatches
-from isojax.rl.train_step import TrainStep, UpdateResult
+from isojax.rl.optimizer import TrainState
+from isojax.rl.rollout_source import (
+    CellProblems,
+    ProblemBatches,
+    RolloutPrograms,
+    RolloutSource,
+    SourcedBatch,
+    UpdateShapes,
+    padded_index,
+)
+from isojax.rl.train_step import TrainStep, UpdateResult, jit_update
 from isojax.sampling.batch import TRAIN_STREAM, RolloutBatch, gather_problems
-from isojax.sampling.engine import build_sampler
+from isojax.sampling.engine import Sampler, build_sampler
 from isojax.tasks.protocol import DeviceTask
+
+
+class LoopCarry(NamedTuple):
+    """What the loop over the updates of a call carries."""
+
+    num_done: Array  # i32[], of its updates
+    state: TrainState
+    result: UpdateResult  # of these updates together
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """Update after update in one program, each on rollouts that it samples with the policy of the
+    update before. To be called inside a jit."""
+
+    rl: RLConfig
+    task: DeviceTask
+    shapes: SamplerShapes
+    sample: Sampler
+    train_step: TrainStep
+
+    def __call__(
+        self,
+        state: TrainState,
+        base_params: Params,
+        batches: ProblemBatches,
+        coefficients: Coefficients,
+    ) -> tuple[TrainState, UpdateResult]:
+        """The state after `batches.num_updates` updates, or after fewer, where
+        `max_consecutive_nonfinite` in a row were not finite; and their metrics together."""
+        run_key = jax.random.fold_in(jax.random.key(batches.seed), TRAIN_STREAM)
+
+        @partial(jax.jit, inline=True)  # traced once, for its outputs' shapes and for the loop
+        def one_update(i: Array, state: TrainState) -> tuple[TrainState, UpdateResult]:
+            return self._one_update(state, base_params, batches, coefficients, run_key, i)
+
+        def goes_on(carry: LoopCarry) -> Array:
+            skipped_in_a_row = carry.state.consecutive_nonfinite
+            is_healthy = skipped_in_a_row < self.rl.max_consecutive_nonfinite
+            return (carry.num_done < batches.num_updates) & is_healthy
+
+        def do_next(carry: LoopCarry) -> LoopCarry:
+            state, result = one_update(carry.num_done, carry.state)
+            return LoopCarry(carry.num_done + 1, state, merge_results(carry.result, result))
+
+        _, result_shapes = jax.eval_shape(one_update, jnp.int32(0), state)
+        no_result = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result_shapes)
+        end = lax.while_loop(goes_on, do_next, LoopCarry(jnp.int32(0), state, no_result))
+        return end.state, end.result
+
+    def _one_update(
+        self,
+        state: TrainState,
+        base_params: Params,
+        batches: ProblemBatches,
+        coefficients: Coefficients,
+        run_key: PRNGKeyArray,
+        i: Array,
+    ) -> tuple[TrainState, UpdateResult]:
+        """Sample, verify and train on the i-th batch of problems."""
+        B_p, n = batches.B_p, batches.n
+        table_index = batches.problem_index[i]  # i32[problem_rows]
+        problems = gather_problems(batches.problem_table, table_index)
+
+        # The key hangs on the updates of the whole run, not of this call.
+        key = jax.random.fold_in(run_key, state.step)
+        rollouts = self.sample(policy_params(state.params, base_params), problems, B_p, n, key)
+        rewards = verify_on_device(self.task, self.shapes, problems, rollouts, B_p, n)
+        batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
+
+        state, result = self.train_step(state, base_params, batch, coefficients)
+        if self.rl.no_positive_resampling is None:
+            return state, result
+        num_problems = len(batches.problem_table.ids)
+        return state, result._replace(
+            reward_sums=self._sum_rewards(batch, table_index, num_problems)
+        )
+
+    def _sum_rewards(
+        self, batch: RolloutBatch, table_index: Int[Array, " problem_rows"], num_problems: int
+    ) -> Float[Array, " Q"]:
+        """Of each of the Q training problems, the sum of its rewards in a batch. table_index: the
+        rows of the problem table that the batch's problems are."""
+        groups, valid = batch.layout.row_groups(self.shapes.buffer_rows)
+        rewards = jnp.where(valid, batch.rewards, 0.0)
+        return jnp.zeros(num_problems).at[table_index[groups]].add(rewards)
+
+
+def merge_results(a: UpdateResult, b: UpdateResult) -> UpdateResult:
+    """The results of updates that follow each other."""
+    reward_sums = jax.tree.map(jnp.add, a.reward_sums, b.reward_sums)
+    return UpdateResult(merge(a.metrics, b.metrics), reward_sums)
 
 
 def build_fused_update(
@@ -40,71 +140,26 @@ def build_fused_update(
 ) -> Callable[[TrainState, Params, ProblemBatches, Coefficients], tuple[TrainState, UpdateResult]]:
     """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state
     is donated. After `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early."""
-    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
-    records = records_experts(cell.rl, decoder, mesh)
-    sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops, records)
-
-    def update(
-        state: TrainState, base_params: Params, batches: ProblemBatches, coefficients: Coefficients
-    ) -> tuple[TrainState, UpdateResult]:
-        table, B_p, n = batches.problem_table, batches.B_p, batches.n
-        key = jax.random.fold_in(jax.random.key(batches.seed), TRAIN_STREAM)
-
-        @partial(jax.jit, inline=True)  # traced once, for its outputs' shapes and for the loop
-        def one_update(i: Array, state: TrainState) -> tuple[TrainState, UpdateResult]:
-            problems = gather_problems(table, batches.problem_index[i])
-            update_key = jax.random.fold_in(key, state.step)
-            rollouts = sample(
-                policy_params(state.params, base_params), problems, B_p, n, update_key
-            )
-            rewards = verify_on_device(task, shapes, problems, rollouts, B_p, n)
-            batch = RolloutBatch(
-                problems, rollouts, rewards, B_p, n, jax.random.key_data(update_key)
-            )
-            signals, batch_metrics = train_step.compute_advantages(state, batch, coefficients)
-            state, update_metrics = train_step.update(
-                state, base_params, batch, signals, coefficients
-            )
-            reward_sums = None
-            if cell.rl.no_positive_resampling is not None:
-                groups, valid = batch.layout.row_groups(shapes.buffer_rows)
-                table_rows = batches.problem_index[i][groups]
-                reward_sums = (
-                    jnp.zeros(len(table.ids)).at[table_rows].add(jnp.where(valid, rewards, 0.0))
-                )
-            return state, UpdateResult(batch_metrics | update_metrics, reward_sums)
-
-        def keep_training(carry: tuple[Array, TrainState, UpdateResult]) -> Array:
-            i, state, _ = carry
-            return (i < batches.num_updates) & (
-                state.consecutive_nonfinite < cell.rl.max_consecutive_nonfinite
-            )
-
-        def body(
-            carry: tuple[Array, TrainState, UpdateResult],
-        ) -> tuple[Array, TrainState, UpdateResult]:
-            i, state, total = carry
-            state, result = one_update(i, state)
-            reward_sums = jax.tree.map(jnp.add, total.reward_sums, result.reward_sums)
-            return i + 1, state, UpdateResult(merge(total.metrics, result.metrics), reward_sums)
-
-        result_shapes = jax.eval_shape(one_update, jnp.int32(0), state)[1]
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), result_shapes)
-        return lax.while_loop(keep_training, body, (jnp.int32(0), state, zeros))[1:]
-
-    out_shardings = (
-        train_state_shardings(decoder, mesh, cell.rl.critic is not None),
-        replicated(mesh),
+    update = FusedUpdate(
+        rl=cell.rl,
+        task=task,
+        shapes=shapes,
+        sample=build_sampler(
+            decoder,
+            shapes,
+            mesh,
+            cell.sampling,
+            task.stops,
+            records_experts(cell.rl, decoder, mesh),
+        ),
+        train_step=TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal),
     )
-    return jax.jit(
-        update,
-        donate_argnums=0,
-        out_shardings=out_shardings,
-        compiler_options=compiler_options(mesh),
-    )
+    return jit_update(update, cell, decoder, mesh)
 
 
-class FusedPrograms(rollout_source.RolloutPrograms):
+class FusedPrograms(RolloutPrograms):
+    """The one program of a sweep that samples, verifies and trains."""
+
     updates_per_call = MAX_UPDATES_PER_CALL
 
     def __init__(self, rl: RLConfig, shapes: SamplerShapes, mesh: Mesh, update: Callable[..., Any]):
@@ -112,13 +167,14 @@ class FusedPrograms(rollout_source.RolloutPrograms):
         mesh."""
         self.rl, self.shapes, self.mesh, self.update = rl, shapes, mesh, Program(update)
 
-    def compile(self, shapes: rollout_source.UpdateShapes) -> None:
+    def compile(self, shapes: UpdateShapes) -> None:
         [(program, arguments)] = self.main_programs(shapes).values()
         program.compile(*arguments)
 
-    def main_programs(
-        self, shapes: rollout_source.UpdateShapes
-    ) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+    def open_rollouts(self, problems: CellProblems) -> "FusedRollouts":
+        return FusedRollouts(self, problems)
+
+    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The program and the shapes of its arguments."""
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
@@ -131,35 +187,39 @@ class FusedPrograms(rollout_source.RolloutPrograms):
         }
 
 
-class FusedRollouts(rollout_source.RolloutSource):
+class FusedRollouts(RolloutSource):
     """The RolloutSource of the fused program: it chooses problems, and leaves the rest to the
     update."""
 
-    def __init__(self, programs: FusedPrograms, problems: rollout_source.CellProblems):
+    def __init__(self, programs: FusedPrograms, problems: CellProblems):
         self.programs, self.problems = programs, problems
 
-    def next_batch(self, state: TrainState, max_updates: int) -> rollout_source.SourcedBatch:
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         rl = self.programs.rl
         order = self.problems.problem_order
         cell = self.problems.cell
-        count = max_updates
+
+        num_updates = max_updates
         if rl.no_positive_resampling is not None:
-            # Later epochs depend on the rewards of this one, and a call must not end before its
-            # last update.
+            # Later epochs depend on the rewards of this one. And a call must not end before its
+            # last update, or problems of it would count as done: it has no more updates than may
+            # still be skipped.
             updates_left = rl.max_consecutive_nonfinite - int(state.consecutive_nonfinite)
-            count = min(count, order.batches_left_in_epoch, updates_left)
+            num_updates = min(max_updates, order.batches_left_in_epoch, updates_left)
+
         index = np.zeros((MAX_UPDATES_PER_CALL, self.programs.shapes.problem_rows), np.int32)
-        for i in range(count):
-            index[i] = rollout_source.padded_index(next(order), index.shape[1])
+        for i in range(num_updates):
+            index[i] = padded_index(next(order), index.shape[1])
+
         inputs = ProblemBatches(
             self.problems.problem_table,
             index,
-            num_updates=np.int32(count),
+            num_updates=np.int32(num_updates),
             B_p=np.int32(cell.B_p),
             n=np.int32(cell.n),
             seed=np.int32(cell.seed),
         )
-        problem_index = index[:count, : cell.B_p].reshape(-1)
-        return rollout_source.SourcedBatch(
-            inputs, problem_index, reward_sums=None, metrics={}, updates=count
+        problem_index = index[:num_updates, : cell.B_p].reshape(-1)
+        return SourcedBatch(
+            inputs, problem_index, reward_sums=None, metrics={}, updates=num_updates
         )

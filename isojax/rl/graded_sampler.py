@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.transformer import Params
@@ -96,19 +97,20 @@ class GradedSampler:
             return [self._sample_and_verify(params, request, keep) for request in requests], None
         assert not is_on_device(self.task)
 
-        problems = [
-            problem
-            for request in requests
-            for problem in request.problems
-            for _ in range(request.n)
-        ]
+        # The grader counts the rollouts of all requests, those of the first one first.
+        problem_of_rollout: list[Problem] = []
+        for request in requests:
+            for problem in request.problems:
+                problem_of_rollout += [problem] * request.n
+
         reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
         kept: list[T] = []
         rollouts_before = 0
-        with BackgroundGrader(self.task.grade_tokens, problems, reply_tokens) as grading:
+        with BackgroundGrader(self.task.grade_tokens, problem_of_rollout, reply_tokens) as grading:
             for request in requests:
                 listener = listen_from(rollouts_before, grading)
-                kept.append(keep(request, self.engine.sample(params, request, listener), None))
+                rollouts = self.engine.sample(params, request, listener)
+                kept.append(keep(request, rollouts, None))
                 rollouts_before += request.B
             return kept, grading.collect_grades()
 
@@ -120,8 +122,8 @@ class GradedSampler:
 
 
 def listen_from(first: int, grading: BackgroundGrader) -> Listener:
-    """Passes a request's responses to a grader, for which its first rollout has the number
-    `first`."""
+    """Passes a request's responses on to a grader of several requests, in which the request's first
+    rollout has the number `first`."""
 
     def on_finished(rollouts: np.ndarray, responses: list[np.ndarray]) -> None:
         grading.add_responses(first + rollouts, responses)

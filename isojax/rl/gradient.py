@@ -127,6 +127,8 @@ def microbatch_buckets(
 
 @dataclass(frozen=True)
 class GradientAccumulator:
+    """Adds up the gradient of an objective over a shard's rollouts, block by block."""
+
     objective: Objective
     shapes: SamplerShapes
 
@@ -246,6 +248,8 @@ class GradientAccumulator:
             anchored_params = _attach_anchors(params, inputs)
             return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
+        # The gradient is taken of anchors, which stand for the arrays that they are paired with; and
+        # the pullback adds it to the references where it arises, so that it is held once.
         is_joint = isinstance(prefix, PromptTokens)
         differentiated = (inputs.params,) if is_joint else (inputs.params, prefix)
         anchors = jax.tree.map(_make_anchor, differentiated)
@@ -253,6 +257,36 @@ class GradientAccumulator:
         loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
         pullback.with_refs(*refs)(jnp.ones_like(loss))
         return metrics
+
+    def add_responses(
+        self,
+        sums: MetricSums,
+        refs: tuple,
+        inputs: UpdateInputs,
+        prefix: Prefix,
+        base_prefix: Prefix | None,
+        shard_batch: ShardBatch,
+        block: PromptBlock,
+    ) -> MetricSums:
+        """Adds all responses to a block's prompts to the references (see `add_microbatch`) and to
+        `sums`: a loop over microbatches for each width, the widest first. Branches in one loop
+        would copy the gradient in every layer."""
+
+        def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
+            microbatch = self.take_microbatch(shard_batch, block, i)
+            cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
+            metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
+            return self.add_sums(sums, metrics)
+
+        # Responses are sorted, so each width has the microbatches [first, last). The narrowest has
+        # the rest: `buckets` also has entries of microbatches that no rollout is in.
+        buckets = microbatch_buckets(shard_batch.lengths, block, self.shapes, self.bucket_widths)
+        first: Any = 0
+        for bucket, width in reversed(list(enumerate(self.bucket_widths))):
+            last = (buckets >= bucket).sum() if bucket else block.num_microbatches
+            sums = lax.fori_loop(first, last, partial(add, width), sums)
+            first = last
+        return sums
 
     def add_block(
         self,
@@ -264,42 +298,19 @@ class GradientAccumulator:
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them to the references `d_params`, and to
         `sums`."""
-        decoder = self.objective.decoder
-        needs_base = self.objective.needs_base
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, shard_batch, block)
-        buckets = microbatch_buckets(shard_batch.lengths, block, self.shapes, self.bucket_widths)
-
-        def add_all(
-            refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums
-        ) -> MetricSums:
-            """All microbatches of the block: a loop for each width, the widest first. Branches in
-            one loop would copy the gradient in every layer."""
-
-            def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
-                microbatch = self.take_microbatch(shard_batch, block, i)
-                cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
-                metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
-                return self.add_sums(sums, metrics)
-
-            # Responses are sorted, so each width has the microbatches [first, last). The narrowest
-            # has the rest: `buckets` also has entries of microbatches that no rollout is in.
-            first: Any = 0
-            for bucket, width in reversed(list(enumerate(self.bucket_widths))):
-                last = (buckets >= bucket).sum() if bucket else block.num_microbatches
-                sums = lax.fori_loop(first, last, partial(add, width), sums)
-                first = last
-            return sums
-
         if self.is_joint:
-            return add_all((d_params,), prompts, prompts if needs_base else None, sums)
+            base_prompts = prompts if self.objective.needs_base else None
+            return self.add_responses(
+                sums, (d_params,), inputs, prompts, base_prompts, shard_batch, block
+            )
 
         def prefill(anchors: Params) -> tuple[tuple[PrefixCache, Array | None], RoutingSums | None]:
             """Prompts as responses continue them, and what they bring to the loss by their
-            routers."""
-            prefix, routing = self.prefill_prompts(
-                _attach_anchors(anchors, inputs), prompts, shard_batch, block
-            )
+            routers; and the sums of these, which are not differentiated."""
+            params = _attach_anchors(anchors, inputs)
+            prefix, routing = self.prefill_prompts(params, prompts, shard_batch, block)
             if routing is None:
                 return (prefix, None), None
             return (prefix, balance_term(routing, inputs)), lax.stop_gradient(routing)
@@ -311,16 +322,21 @@ class GradientAccumulator:
         if routing is not None:
             sums = sums | {ROUTING: add_trees(sums[ROUTING], routing)}
         base_prefix = None
-        if needs_base:
-            base_prefix = decoder.prefill(inputs.base_params, prompts.prompts, prompts.lengths)
+        if self.objective.needs_base:
+            base_prefix = self.objective.decoder.prefill(
+                inputs.base_params, prompts.prompts, prompts.lengths
+            )
 
         # Forward and backward through the responses.
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
-        sums = add_all((d_params, d_prefix), prefix, base_prefix, sums)
+        sums = self.add_responses(
+            sums, (d_params, d_prefix), inputs, prefix, base_prefix, shard_batch, block
+        )
 
         # Backward through the prompts.
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
-        pullback.with_refs(d_params)((d_prefix, jax.tree.map(jnp.ones_like, balance)))
+        d_balance = jax.tree.map(jnp.ones_like, balance)
+        pullback.with_refs(d_params)((d_prefix, d_balance))
         return sums
 
     @property
@@ -407,24 +423,37 @@ def build_gradient(
     `logical_axes` and `param_shapes` hold the logical axes and ShapeDtypeStruct of each parameter
     that is trained."""
     param_specs = manual_specs(param_shapes, logical_axes, mesh)
-    accumulator = GradientAccumulator(objective, shapes)
+    shard_gradient = ShardGradient(GradientAccumulator(objective, shapes), param_specs, mesh)
+
     decoder = objective.decoder
-    reductions = objective.metric_reductions
-    shards = shapes.shards
-    cast_params = decoder.cast_params
-    base = decoder.base
+    base_specs: Any = P()
+    if objective.needs_base or decoder.config.lora is not None:
+        base_axes = decoder.base.logical_axes()
+        base_specs = manual_specs(decoder.frozen_shapes(), base_axes, mesh)
+    return map_update_over_shards(
+        shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P())
+    )
 
-    def add_shards(sums: RoutingSums) -> RoutingSums:
-        return jax.tree.map(lambda x: _over_shards(lax.psum, x, shards), sums)
 
-    def shard_gradient(
-        shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
+@dataclass(frozen=True, eq=False)  # a shard_map's function is hashed: this one by identity
+class ShardGradient:
+    """The gradient and the metrics of a whole batch, as one shard computes its part of them and
+    adds up the others': to be called inside a shard_map."""
+
+    accumulator: GradientAccumulator
+    param_specs: Params  # how the mesh splits each parameter that is trained
+    mesh: Mesh
+
+    def __call__(
+        self, shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
-        shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-        tokens_of_all_shards = _over_shards(lax.psum, responses.mask.sum(), shards)
-        num_tokens = jnp.maximum(tokens_of_all_shards, 1).astype(jnp.float32)
+        """shard: i32[1]. responses: the shard's, arrays [1 rows ...]."""
+        objective = self.accumulator.objective
+        shard_batch = self.accumulator.shard_batch(responses, shard, B_p, n)
+        num_tokens = jnp.maximum(self._add_shards(responses.mask.sum()), 1).astype(jnp.float32)
 
         # Cast once, not in every microbatch.
+        cast_params = objective.decoder.cast_params
         inputs = inputs._replace(
             params=cast_params(inputs.params), base_params=cast_params(inputs.base_params)
         )
@@ -433,33 +462,37 @@ def build_gradient(
         coefficient = inputs.coefficients.expert_balance
         routers = objective.routers
         if coefficient is not None and routers is not None:
-            counted = add_shards(accumulator.count_experts(inputs, shard_batch, routers))
+            of_shard = self.accumulator.count_experts(inputs, shard_batch, routers)
+            counted = jax.tree.map(self._add_shards, of_shard)
             inputs = inputs._replace(expert_loads=expert_loads(counted, jnp.asarray(coefficient)))
 
-        d_params, sums = accumulator(inputs, shard_batch)
-        metrics: Metrics = {}
-        for name, reduction in reductions.items():
-            x = _over_shards(lax.pmax if reduction == "max" else lax.psum, sums[name], shards)
-            metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
+        d_params, sums = self.accumulator(inputs, shard_batch)
+        metrics = self._token_metrics(sums, num_tokens)
         if routers is not None:
-            of_routers = routing_metrics(add_shards(sums[ROUTING]), responses.experts is not None)
+            routing = jax.tree.map(self._add_shards, sums[ROUTING])
+            of_routers = routing_metrics(routing, knows_sampler=responses.experts is not None)
             metrics |= of_routers
             if coefficient is not None:
                 balance = coefficient * of_routers["expert_balance"].sum
                 metrics["loss"] = replace(metrics["loss"], sum=metrics["loss"].sum + balance)
 
         gradient = jax.tree.map(
-            lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs
+            lambda d, spec: _reduce_gradient(d, spec, self.mesh), d_params, self.param_specs
         )
         return gradient, metrics
 
-    reads_base = objective.needs_base or decoder.config.lora is not None
-    base_specs: Any = P()
-    if reads_base:
-        base_specs = manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh)
-    return map_update_over_shards(
-        shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P())
-    )
+    def _add_shards(self, x: Array) -> Array:
+        return _over_shards(lax.psum, x, self.accumulator.shapes.shards)
+
+    def _token_metrics(self, sums: MetricSums, num_tokens: Array) -> Metrics:
+        """The objective's metrics, of the tokens of all shards."""
+        shards = self.accumulator.shapes.shards
+        metrics: Metrics = {}
+        for name, reduction in self.accumulator.objective.metric_reductions.items():
+            reduce = lax.pmax if reduction == "max" else lax.psum
+            weight = num_tokens if reduction == "mean" else None
+            metrics[name] = Metric(_over_shards(reduce, sums[name], shards), weight, reduction)
+        return metrics
 
 
 def map_update_over_shards(

@@ -27,6 +27,7 @@ from isojax.rl.rollout_source import (
     batch_shapes,
     build_gather_problems,
     padded_index,
+    sum_rewards,
     verifier_metrics,
 )
 from isojax.rl.train_step import UpdateResult, build_update
@@ -39,16 +40,17 @@ class ParkedUpdate(Program):
     """The update of a state whose moments are in the host's memory before and after it."""
 
     def __call__(self, *arguments: Any) -> tuple[TrainState, UpdateResult]:
-        state, *others = arguments
+        state, *inputs = arguments
         parked = jax.tree.leaves((state.moments, state.critic))
-        state, result = super().__call__(place_moments(state, on_host=False), *others)
+        state, result = super().__call__(place_moments(state, on_host=False), *inputs)
         for x in parked:  # as donated ones are, so that the host holds them once
             x.delete()
         return place_moments(state, on_host=True), result
 
 
 class InlinePrograms(RolloutPrograms):
-    """The programs that choose problems, sample, verify and train, in this order."""
+    """The programs that choose problems, sample, verify and train, in this order; `run.rollouts`
+    names the engine that samples."""
 
     def __init__(
         self,
@@ -64,16 +66,19 @@ class InlinePrograms(RolloutPrograms):
         """engine: of these shapes, on this mesh."""
         self.task, self.shapes, self.mesh = task, shapes, mesh
         self.max_batches = cell.rl.dynamic_sampling or 1
-        # As many as of the fused program, so that metrics are summed alike; but where C decides
-        # when an update is the last, and updates sample more or less, one after the other.
-        self.updates_per_call = (
-            MAX_UPDATES_PER_CALL if is_on_device(task) and self.max_batches == 1 else 1
-        )
+        # On device as many as of the fused program, so that metrics are summed alike. Dynamic
+        # sampling: one, because its updates sample more or less, and C decides which is the last.
+        self.updates_per_call = 1
+        if is_on_device(task) and self.max_batches == 1:
+            self.updates_per_call = MAX_UPDATES_PER_CALL
+
         self.gather_problems = build_gather_problems(mesh)
         self.graded_sampler = GradedSampler(engine, task, shapes, mesh)
+        # Of dynamic sampling: the key of a further batch, what is known of a batch, and two in one.
         self.further_key = Program(jax.jit(jax.random.fold_in, out_shardings=replicated(mesh)))
         self.examine = build_examine(shapes, task.stops, mesh)
         self.merge = build_merge(shapes, mesh)
+
         update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
         self.update = ParkedUpdate(update) if moments_on_host else Program(update)
 
@@ -87,6 +92,9 @@ class InlinePrograms(RolloutPrograms):
             self.examine.compile(batch)
             self.merge.compile(batch, batch)
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
+
+    def open_rollouts(self, problems: CellProblems) -> "InlineRollouts":
+        return InlineRollouts(self, problems)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The programs that take the most memory, and the shapes of their arguments."""
@@ -124,43 +132,57 @@ class InlineRollouts(RolloutSource):
         """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled
         for one update."""
         programs, cell = self.programs, self.problems.cell
+
+        # Problems, and the key of the update. A further batch has a key of its own.
         index = next(self.problems.problem_order)
         table_rows = padded_index(index, programs.shapes.problem_rows)
         selected = programs.gather_problems(
             self.problems.problem_table, table_rows, np.int32(cell.seed), state.step
         )
-        key = programs.further_key(selected.key, np.int32(number)) if number else selected.key
-        request = SampleRequest(
-            [self.problems.problems[q] for q in index], selected.problems, cell.n, key
-        )
+        key = selected.key
+        if number:
+            key = programs.further_key(selected.key, np.int32(number))
+
+        # Rollouts and rewards.
+        problems = [self.problems.problems[q] for q in index]
+        request = SampleRequest(problems, selected.problems, cell.n, key)
         [(rollouts, rewards)], grades = programs.graded_sampler.sample_and_grade(
             state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
         )
-
         metrics: Metrics = programs.graded_sampler.engine.metrics()
-        if grades is not None:
+        if grades is not None:  # else `rewards` are a device's
             rewards = self.layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
             metrics |= verifier_metrics(grades)
-        B_p, n = np.int32(cell.B_p), np.int32(cell.n)
-        batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
-        return batch, SampledProblems(index, self._reward_sums(rewards), metrics)
+        batch = RolloutBatch(
+            selected.problems,
+            rollouts,
+            rewards,
+            B_p=np.int32(cell.B_p),
+            n=np.int32(cell.n),
+            key_data=selected.key_data,
+        )
+        reward_sums = sum_rewards(rewards, self.layout, self.problems.problem_order)
+        return batch, SampledProblems(index, reward_sums, metrics)
 
     def _replace_equal_groups(
         self, state: TrainState, batch: RolloutBatch, first: SampledProblems
     ) -> SourcedBatch:
         """Dynamic sampling (dynamic_sampling.py). Metrics are of all rollouts that were sampled."""
-        programs, sampled = self.programs, [first]
+        programs = self.programs
+        sampled = [first]
         examined = programs.examine(batch)
         metrics = jax.tree.map(float, examined.metrics) | first.metrics
         equal_groups = int(examined.equal_groups)
 
         while equal_groups and len(sampled) < programs.max_batches:
-            further, of_further = self._sample_batch(state, number=len(sampled))
-            sampled.append(of_further)
-            of_rollouts = jax.tree.map(float, programs.examine(further).metrics)
-            metrics = merge(metrics, of_rollouts | of_further.metrics)
+            further, further_problems = self._sample_batch(state, number=len(sampled))
+            sampled.append(further_problems)
+            further_metrics = jax.tree.map(float, programs.examine(further).metrics)
+            metrics = merge(metrics, further_metrics | further_problems.metrics)
+
             merged = programs.merge(batch, further)
-            batch, equal_groups = merged.batch, int(merged.equal_groups)
+            batch = merged.batch
+            equal_groups = int(merged.equal_groups)
             del further, merged  # while the next batch is sampled, one waits (launch/memory_model)
 
         share = equal_groups / self.problems.cell.B_p
@@ -173,10 +195,3 @@ class InlineRollouts(RolloutSource):
             metrics=metrics,
             extra_batches=len(sampled) - 1,
         )
-
-    def _reward_sums(self, rewards: Any) -> np.ndarray | None:
-        """Of each problem, f32[B_p], where the order of problems reads them. rewards: f32[S
-        rows]."""
-        if self.problems.problem_order.drop_above is None:
-            return None
-        return self.layout.in_order(rewards).reshape(-1, self.problems.cell.n).sum(1)

@@ -104,7 +104,14 @@ def token_stats(
     unembedding, vocab_axis = decoder.unembedding(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
-    blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts, mesh_axes)
+    blocks = VocabularyBlocks(
+        vocab_axis=vocab_axis,
+        temperature=temperature,
+        use_entropy=use_entropy,
+        size=size,
+        num_parts=num_parts,
+        mesh_axes=mesh_axes,
+    )
     padding = hidden.response_hidden.shape[1] - (T - 1)
     padded_tokens = jnp.pad(tokens, ((0, 0), (0, padding)))
     logps_and_entropy: Any = blockwise_token_stats(
@@ -122,8 +129,9 @@ def nucleus_token_stats(
     temperature: float,
     use_entropy: bool,
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
-    """The same within the nuclei that the sampler drew from, of mass `nucleus_mass`, which are
-    constants here; and the base policy's log-probabilities within them."""
+    """Log-probabilities and entropies of the distributions that are cut by top-p: within the nuclei
+    that the sampler drew from, of mass `nucleus_mass`, which are constants here; and the base
+    policy's log-probabilities within them."""
     logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
 
@@ -165,19 +173,20 @@ class VocabularyBlocks:
     num_parts: int = 1  # devices that share the vocabulary
     mesh_axes: tuple[str, ...] = ()  # along which they do
 
-    def on_parts(
-        self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
-    ) -> Any:
+    def on_parts(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Any:
         """`function(number, ...)` on each device's part, the one of this number. inputs, outputs:
-        which axis of each array is the vocabulary's, or None."""
+        for each array, which of its axes is the vocabulary's, or None; trees like the arguments
+        after the number, and like what the function returns."""
         if self.num_parts == 1:
             return partial(function, 0)
 
-        def specs(axes: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
-            return tuple(
-                PartitionSpec() if a is None else PartitionSpec(*[None] * a, self.mesh_axes)
-                for a in axes
+        def spec(axis: int | None) -> PartitionSpec:
+            return (
+                PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self.mesh_axes)
             )
+
+        def specs(axes: Any) -> Any:
+            return jax.tree.map(spec, axes, is_leaf=lambda axis: axis is None)
 
         return map_over_parts(
             function, self.mesh_axes, specs(inputs), specs(outputs), self.mesh_axes
@@ -218,6 +227,28 @@ class ForwardCarry(NamedTuple):
     saved_logits: Float[Array, "r V"] | None  # all, where they are kept
 
 
+class StateStats(NamedTuple):
+    """What is known of each state after a walk over the vocabulary."""
+
+    lse: Float[Array, " r"]  # the log-sum-exp of the logits
+    entropy: Float[Array, " r"]
+    first_logits: Float[Array, " m"]  # of responses' first tokens
+    state_logits: Float[Array, " r"]  # of the token after each state, where it is the only one
+    saved_logits: Float[Array, "r V"] | None
+
+
+class Residuals(NamedTuple):
+    """What the gradient reads."""
+
+    states: Float[Array, "r D"]
+    unembedding: Float[Array, "_ _"]
+    tokens: Int[Array, "m T"]
+    prefix_entry: Int[Array, " m"]
+    lse: Float[Array, " r"]
+    entropy: Float[Array, " r"]
+    saved_logits: Float[Array, "r V"] | None
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def blockwise_token_stats(
     states: Float[Array, "r D"],
@@ -238,31 +269,28 @@ def _forward(
     prefix_entry: Array,
     blocks: VocabularyBlocks,
     save_logits: bool = True,
-) -> tuple[tuple[Array, Array], tuple]:
+) -> tuple[tuple[Array, Array], Residuals]:
+    """((log-probabilities, entropies), what the gradient reads). save_logits: whether all logits
+    may be kept for it, where they are few enough."""
     vocab = unembedding.shape[blocks.vocab_axis] // blocks.num_parts
     save_logits = save_logits and len(states) * vocab <= MAX_SAVED_LOGITS
-    sums_of_parts = blocks.on_parts(
-        partial(_sums_over_blocks, blocks, save_logits),
-        (None, blocks.vocab_axis, None, None),
-        (None, None, None, None, 1 if save_logits else None),
+    compute_stats = blocks.on_parts(
+        partial(_stats_over_blocks, blocks, save_logits),
+        inputs=(None, blocks.vocab_axis, None, None),
+        outputs=StateStats(None, None, None, None, saved_logits=1 if save_logits else None),
     )
-    lse, state_entropy, first_logits, state_logits, saved_logits = sums_of_parts(
-        states, unembedding, tokens, prefix_entry
+    stats: StateStats = compute_stats(states, unembedding, tokens, prefix_entry)
+
+    first_logps = stats.first_logits - stats.lse[prefix_entry]
+    logps = _states_to_tokens(first_logps, stats.state_logits - stats.lse, tokens)
+    entropies = _states_to_tokens(stats.entropy[prefix_entry], stats.entropy, tokens)
+    residuals = Residuals(
+        states, unembedding, tokens, prefix_entry, stats.lse, stats.entropy, stats.saved_logits
     )
-    logps = _states_to_tokens(first_logits - lse[prefix_entry], state_logits - lse, tokens)
-    entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
-    return (logps, entropies), (
-        states,
-        unembedding,
-        tokens,
-        prefix_entry,
-        lse,
-        state_entropy,
-        saved_logits,
-    )
+    return (logps, entropies), residuals
 
 
-def _sums_over_blocks(
+def _stats_over_blocks(
     blocks: VocabularyBlocks,
     save_logits: bool,
     number: int | Array,
@@ -270,15 +298,14 @@ def _sums_over_blocks(
     unembedding: Array,
     tokens: Array,
     prefix_entry: Array,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Of the part of the vocabulary of this number. Of each state, the log-sum-exp, the entropy and
-    the following token's logit [r]; of responses, the first token's [m]; and the logits [r V],
-    where they are saved."""
+) -> StateStats:
+    """By the part of the vocabulary of this number, and what the others add to it; saved logits are
+    of the part alone."""
     zeros = jnp.zeros(len(states), jnp.float32)
     vocab = unembedding.shape[blocks.vocab_axis]
-    first = number * vocab
-    first_tokens = tokens[:, 0] - first
-    state_tokens = _state_tokens(tokens, len(states)) - first
+    part_start = number * vocab  # tokens are counted from there on
+    first_tokens = tokens[:, 0] - part_start
+    state_tokens = _state_tokens(tokens, len(states)) - part_start
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
         unembedding_block = lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis)
@@ -326,32 +353,46 @@ def _sums_over_blocks(
     first_logits, state_logits = blocks.add_parts((sums.first_logits, sums.state_logits))
 
     lse = max_logit + jnp.log(exp_sum)
-    state_entropy = lse - weighted_sum / exp_sum
-    return lse, state_entropy, first_logits, state_logits, sums.saved_logits
-
-
-def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    vocab_axis, has_saved_logits = blocks.vocab_axis, residuals[-1] is not None
-    gradient = blocks.on_parts(
-        partial(_gradient_over_blocks, blocks),
-        (None, vocab_axis, None, None, None, None, 1 if has_saved_logits else None, None, None),
-        (None, vocab_axis),
+    return StateStats(
+        lse=lse,
+        entropy=lse - weighted_sum / exp_sum,
+        first_logits=first_logits,
+        state_logits=state_logits,
+        saved_logits=sums.saved_logits,
     )
-    return *gradient(*residuals, *cotangents), None, None
+
+
+def _backward(
+    blocks: VocabularyBlocks, residuals: Residuals, cotangents: tuple[Array, Array]
+) -> tuple[Array, Array, None, None]:
+    """cotangents: of log-probabilities and entropies, [m T] each. Tokens have no gradient."""
+    vocab_axis = blocks.vocab_axis
+    logits_axis = None if residuals.saved_logits is None else 1
+    axes = Residuals(None, vocab_axis, None, None, None, None, saved_logits=logits_axis)
+    compute_gradient = blocks.on_parts(
+        partial(_gradient_over_blocks, blocks),
+        inputs=(axes, None, None),
+        outputs=(None, vocab_axis),
+    )
+    d_logps, d_entropies = cotangents
+    d_states, d_unembedding = compute_gradient(residuals, d_logps, d_entropies)
+    return d_states, d_unembedding, None, None
 
 
 def _gradient_over_blocks(
-    blocks: VocabularyBlocks, number: int | Array, *residuals_and_cotangents: Any
+    blocks: VocabularyBlocks,
+    number: int | Array,
+    residuals: Residuals,
+    d_token_logps: Float[Array, "m T"],
+    d_token_entropies: Float[Array, "m T"],
 ) -> tuple[Array, Array]:
     """The gradients of states and unembedding, of a part of the vocabulary."""
-    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits, *cotangents = (
-        residuals_and_cotangents
-    )
-    first = number * unembedding.shape[blocks.vocab_axis]
-    first_tokens = tokens[:, 0] - first
-    state_tokens = _state_tokens(tokens, len(states)) - first
-    num_prompts = _num_prompt_states(tokens, len(states))
+    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits = residuals
     vocab_axis = blocks.vocab_axis
+    part_start = number * unembedding.shape[vocab_axis]  # tokens are counted from there on
+    first_tokens = tokens[:, 0] - part_start
+    state_tokens = _state_tokens(tokens, len(states)) - part_start
+    num_prompts = _num_prompt_states(tokens, len(states))
 
     # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums
     # differs between runs.
@@ -364,9 +405,9 @@ def _gradient_over_blocks(
         of_states = [sum_by_prompt(cotangent[:, 0]), cotangent[:, 1:].reshape(-1)]
         return jnp.concatenate(of_states)[:, None] / blocks.temperature
 
-    of_logps, of_entropy = cotangents
-    d_first_logps = of_logps[:, :1] / blocks.temperature
-    d_logps, d_entropy = by_state(of_logps), by_state(of_entropy)
+    d_first_logps = d_token_logps[:, :1] / blocks.temperature
+    d_logps = by_state(d_token_logps)
+    d_entropy = by_state(d_token_entropies)
 
     def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         d_states, d_unembedding = carry

@@ -30,11 +30,9 @@ Metrics = dict[str, Metric]
 
 def mean(value: Any, weight: Any = None) -> Metric:
     """A value that counts `weight` times in its mean; once where there is no weight."""
-    return (
-        Metric(value, np.float32(1), "mean")
-        if weight is None
-        else Metric(value * weight, weight, "mean")
-    )
+    if weight is None:
+        return Metric(value, np.float32(1), "mean")
+    return Metric(value * weight, weight, "mean")
 
 
 def total(value: Any) -> Metric:
@@ -42,6 +40,7 @@ def total(value: Any) -> Metric:
 
 
 def combine(reduction: Reduction, a: Any, b: Any) -> Any:
+    """The sums (or maxima) of two parts together, traced or on the host."""
     if reduction != "max":
         return a + b
     return jnp.maximum(a, b) if isinstance(a, jax.Array) else max(a, b)
@@ -70,15 +69,17 @@ def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
     tokens counts `token_fraction`, the share of the batch's tokens that the update was taken on; a
     total counts once."""
     weights = {"mean": token_fraction, "total": None}
-    return {
-        name: metric
-        if metric.reduction == "max"
-        else mean(value(metric), weights[metric.reduction])
-        for name, metric in metrics.items()
-    }
+    of_update = {}
+    for name, metric in metrics.items():
+        if metric.reduction == "max":
+            of_update[name] = metric
+        else:
+            of_update[name] = mean(value(metric), weights[metric.reduction])
+    return of_update
 
 
 def zero_where(condition: Any, metrics: Metrics) -> Metrics:
+    """The metrics, with a sum of 0 where the condition holds; weights stay."""
     return {
         name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum))
         for name, metric in metrics.items()
@@ -86,6 +87,7 @@ def zero_where(condition: Any, metrics: Metrics) -> Metrics:
 
 
 def value(metric: Metric) -> Any:
+    """What a metric comes to."""
     return metric.sum / metric.weight if metric.reduction == "mean" else metric.sum
 
 

@@ -169,8 +169,9 @@ Prefix = PrefixCache | PromptTokens
 def read_routers(
     routers: Routers, prompts: PromptTokens | None, microbatch: Microbatch, columns: int
 ) -> RouterPass:
-    """Of the first `columns` tokens of responses, behind those of the prompts that go through the
-    layers with them."""
+    """What a pass through the layers reads of the routers: of the first `columns` tokens of m
+    responses, [m columns]; or, where their prompts go through with them, of both in one row, the
+    prompts' first."""
     weights = weigh_response_tokens(microbatch.mask, columns)
     experts = pad_experts(microbatch.experts, columns)
     if prompts is None:
@@ -178,9 +179,10 @@ def read_routers(
 
     # A prompt's tokens count once for each response to it.
     is_counted = microbatch.mask.any(-1).astype(jnp.int32)
-    no_responses = jnp.zeros(len(prompts.lengths), jnp.int32)
-    responses = no_responses.at[microbatch.prefix_entry].add(is_counted)
+    zeros = jnp.zeros(len(prompts.lengths), jnp.int32)
+    responses = zeros.at[microbatch.prefix_entry].add(is_counted)  # to each prompt
     of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
+
     if experts is not None and prompts.experts is not None:
         experts = join_rows(prompts.experts, experts)
     return routers.read(join_rows(of_prompts, weights), experts)
@@ -289,6 +291,8 @@ def sum_over_tokens(
 
 
 class PolicyInputs(NamedTuple):
+    """What the policy's objective reads of each response."""
+
     sampler_logps: Array  # f32[m T]
     nucleus_mass: Array  # of each token, f32[m T], or [m 1]
     loss_weights: LossWeights
@@ -441,8 +445,7 @@ class PolicyObjective:
             log_ratio = jnp.broadcast_to(log_ratio.sum(-1, keepdims=True), mask.shape)
         importance_ratio = jnp.exp(log_ratio)
 
-        # Above the cap the weight is the cap (truncate), or 0 (mask); below the lower bound it is
-        # 0.
+        # Above the cap the weight is the cap (truncate), or 0 (mask); below the lower bound, 0.
         is_capped = importance_ratio > coefficients.tis_cap
         weight_above_cap = coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0
         tis_weight = jnp.where(is_capped, weight_above_cap, importance_ratio)

@@ -25,7 +25,10 @@ LR_SCALINGS: dict[str, Callable[[Array], Array]] = {
     "linear": jnp.asarray,
     "sqrt": jnp.sqrt,
 }
-B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
+# Adam's decay rates of its two means, and what is added to the root of the second
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
 # Adam's moments. Clipping, weight decay and the learning rate are traced, and `adamw_update`
 # applies them.
 ADAM = optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
@@ -38,11 +41,8 @@ def learning_rate(
     """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or
     sqrt(x) by `lr_scaling`. step: updates done before this one. B: rollouts per update."""
     warmup_factor = jnp.minimum(1.0, (step + 1) / rl.warmup)
-    return (
-        jnp.asarray(reference_lr)
-        * LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch)
-        * warmup_factor
-    )
+    batch_factor = LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch)
+    return jnp.asarray(reference_lr) * batch_factor * warmup_factor
 
 
 def adamw_update(
@@ -56,13 +56,16 @@ def adamw_update(
     weight_decay: ArrayLike,
     skip: Array,
 ) -> tuple[Params, Any]:
-    """AdamW (arXiv:1711.05101), its gradient clipped by the global norm; nothing changes where
-    `skip` is true."""
+    """(parameters, moments) after a step of AdamW (arXiv:1711.05101), its gradient clipped by the
+    global norm; nothing changes where `skip` is true."""
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
-    _, new_moments = ADAM.update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
+    clipped_gradient = jax.tree.map(lambda g: g * clip_scale, gradient)
+    _, new_moments = ADAM.update(clipped_gradient, moments)
+
     # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all
     # moments for that.
     moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new_moments))
+
     means = optax.tree.bias_correction(moments.mu, B1, moments.count)
     squares = optax.tree.bias_correction(moments.nu, B2, moments.count)
 
@@ -93,7 +96,8 @@ class TrainState(NamedTuple):
 def place_moments(state: TrainState, on_host: bool) -> TrainState:
     """The state with Adam's moments and the critic in the memory of the hosts, or of the
     devices."""
-    kind, moving = HOST_MEMORY if on_host else "device", (state.moments, state.critic)
+    kind = HOST_MEMORY if on_host else "device"
+    moving = state.moments, state.critic
     shardings = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), moving)
     moments, new_critic = jax.device_put(moving, shardings)
     return state._replace(moments=moments, critic=new_critic)
@@ -107,14 +111,15 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
         return optax.ScaleByAdamState(count=replicated_sharding, mu=params, nu=params)
 
     param_shardings = decoder.trained(decoder.shardings(mesh))
-    critic_shardings = critic.critic_param_shardings(decoder.base, mesh)
+    critic_state = None
+    if with_critic:
+        critic_shardings = critic.critic_param_shardings(decoder.base, mesh)
+        critic_state = CriticState(critic_shardings, moment_shardings(critic_shardings))
     return TrainState(
         params=param_shardings,
         moments=moment_shardings(param_shardings),
         step=replicated_sharding,
-        critic=CriticState(critic_shardings, moment_shardings(critic_shardings))
-        if with_critic
-        else None,
+        critic=critic_state,
         consecutive_nonfinite=replicated_sharding,
     )
 
@@ -126,22 +131,28 @@ def build_init_state(
     parameters. Adapters start from the same draws in every run."""
 
     def init_state(base_params: Params) -> TrainState:
-        params = (
-            base_params
-            if decoder.config.lora is None
-            else decoder.trained(decoder.init(jax.random.key(0)))
+        params = base_params
+        if decoder.config.lora is not None:
+            params = decoder.trained(decoder.init(jax.random.key(0)))
+
+        critic_state = None
+        if with_critic:
+            critic_params = critic.critic_params(decoder.base, base_params)
+            critic_state = CriticState(critic_params, ADAM.init(critic_params))
+
+        return TrainState(
+            # updates donate the state, and the base policy must outlive it
+            params=jax.tree.map(jnp.copy, params),
+            moments=ADAM.init(params),
+            step=jnp.int32(0),
+            critic=critic_state,
+            consecutive_nonfinite=jnp.int32(0),
         )
-        # updates donate the state, and the base policy must outlive it
-        params_copy = jax.tree.map(jnp.copy, params)
-        critic_params = critic.critic_params(decoder.base, base_params) if with_critic else None
-        new_critic = (
-            None if critic_params is None else CriticState(critic_params, ADAM.init(critic_params))
-        )
-        return TrainState(params_copy, ADAM.init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
     return jax.jit(init_state, out_shardings=train_state_shardings(decoder, mesh, with_critic))
 
 
 def train_state_shapes(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
+    """ShapeDtypeStructs of a TrainState, with shardings."""
     shapes = jax.eval_shape(build_init_state(decoder, mesh, with_critic), decoder.base.shapes())
     return shapes_with_shardings(shapes, train_state_shardings(decoder, mesh, with_critic))

@@ -67,12 +67,14 @@ def rollouts_from_lists(
             expected=f"{request.B_p} problems x {request.n}",
         )
 
-    vocab, T = setup.task.vocab, shapes.tokens.shape[-1]
+    vocab = setup.task.vocab
+    T = shapes.tokens.shape[-1]
     for number, response in enumerate(responses):
         _check_response(number, response, vocab)
 
     buffers = _Buffers(*(np.zeros(x.shape, x.dtype) for x in shapes))
     buffers.nucleus_mass[:] = 1
+
     layout = Layout(request.B_p, request.n, setup.shapes.shards)
     for number, response in enumerate(responses):
         row = layout.place(number)
@@ -96,21 +98,25 @@ def rollouts_from_lists(
 def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledResponse]:
     """The responses of a request's rollouts, in their order: the inverse of
     `rollouts_from_lists`."""
-    stopped = layout.in_order(rollouts.stopped).tolist()
-    tokens, logps = response_tokens(rollouts, layout), response_logps(rollouts, layout)
-    masses = response_nucleus_mass(rollouts, layout)
-    columns = zip(tokens, logps, stopped, masses, strict=True)
-    return [SampledResponse(*column) for column in columns]
+    columns = zip(
+        response_tokens(rollouts, layout),
+        response_logps(rollouts, layout),
+        layout.in_order(rollouts.stopped).tolist(),
+        response_nucleus_mass(rollouts, layout),
+        strict=True,
+    )
+    return [
+        SampledResponse(tokens, logps, stopped, nucleus_mass=masses)
+        for tokens, logps, stopped, masses in columns
+    ]
 
 
 def _check_response(number: int, response: SampledResponse, vocab: int) -> None:
     if len(response.logps) != len(response.tokens):
         sizes = f"{len(response.tokens)} tokens and {len(response.logps)} log-probs"
-        raise InputError(
-            found=f"response {number} has {sizes}",
-            expected="as many",
-        )
-    tokens = np.asarray(response.tokens, np.int64)
+        raise InputError(found=f"response {number} has {sizes}", expected="as many")
+
+    tokens = np.asarray(response.tokens, np.int64)  # context as ~token
     outside = np.flatnonzero((tokens >= vocab) | (~tokens >= vocab))
     if outside.size:
         token = f"token {tokens[outside[0]]} at position {outside[0]}"

@@ -30,12 +30,15 @@ from isojax.sampling.batch import (
     gather_problems,
     problem_shapes,
 )
+from isojax.sampling.layout import Layout
 from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.protocol import Grades, count_unfinished
 
 
 @dataclass(frozen=True)
 class CellProblems:
+    """What a source samples for: problems, and which of them each batch has."""
+
     cell: Cell
     problems: Sequence[Problem]  # the training problems
     problem_table: ProblemArrays  # their tokens, on the devices that train
@@ -66,11 +69,19 @@ class SourcedBatch:
     inputs: RolloutBatch | ProblemBatches
     # i32[batches * B_p], rows of the problem table of all batches that were sampled
     problem_index: np.ndarray
-    # f32[batches * B_p], of each problem's rewards; None where nobody reads them here
+    # f32[batches * B_p], of `sum_rewards`; None where nobody reads them, or the update's program
+    # sums them itself (`UpdateResult.reward_sums`)
     reward_sums: np.ndarray | None
     metrics: Metrics  # what the host measured
     updates: int = 1
     extra_batches: int = 0  # of problems, sampled in addition to one for each update
+
+
+class RolloutsInProgress(NamedTuple):
+    """What a checkpoint holds of rollouts that are in progress; None and None where none are."""
+
+    meta: dict[str, Any] | None  # data for JSON
+    arrays: Any
 
 
 class RolloutSource(Protocol):
@@ -88,10 +99,8 @@ class RolloutSource(Protocol):
         source itself."""
         return {}
 
-    def save(self) -> tuple[dict[str, Any] | None, Any]:
-        """Rollouts in progress that a checkpoint must hold, as data for JSON and as arrays; (None,
-        None) if none."""
-        return None, None
+    def save(self) -> RolloutsInProgress:
+        return RolloutsInProgress(None, None)
 
     def restore(
         self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params
@@ -120,14 +129,19 @@ class UpdateShapes(NamedTuple):
 
 class RolloutPrograms(Protocol):
     """The compiled programs of a sweep that make rollouts and train on them; they serve one cell
-    after another. update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult);
-    the state is donated."""
+    after another."""
 
     updates_per_call: int  # after at most so many the loop looks at its clock and for signals
+    # (state, base_params, SourcedBatch.inputs, coefficients) -> (state, UpdateResult); the state is
+    # donated
     update: Program
 
     def compile(self, shapes: UpdateShapes) -> None:
         """Compiles all programs; a second call does nothing."""
+
+    def open_rollouts(self, problems: CellProblems) -> RolloutSource:
+        """The source of a cell's rollouts, which runs these programs."""
+        ...
 
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
         """Whether rollouts that `RolloutSource.save` has saved can be continued by these
@@ -149,10 +163,10 @@ def build_gather_problems(mesh: Mesh) -> Program:
     def select(
         problem_table: ProblemArrays, index: Array, seed: Array, step: Array
     ) -> SelectedProblems:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM), step)
-        return SelectedProblems(
-            gather_problems(problem_table, index), key, jax.random.key_data(key)
-        )
+        run_key = jax.random.fold_in(jax.random.key(seed), TRAIN_STREAM)
+        key = jax.random.fold_in(run_key, step)
+        problems = gather_problems(problem_table, index)
+        return SelectedProblems(problems, key, jax.random.key_data(key))
 
     return Program(jax.jit(select, out_shardings=replicated(mesh)))
 
@@ -170,10 +184,9 @@ def batch_shapes(
 ) -> RolloutBatch:
     """The ShapeDtypeStructs of a batch, from those of its rollouts."""
     on_all = replicated(mesh)
+    answer_length = update_shapes.problem_table.answers.shape[1]
     return RolloutBatch(
-        problem_shapes(
-            shapes, mesh, shapes.problem_rows, update_shapes.problem_table.answers.shape[1]
-        ),
+        problem_shapes(shapes, mesh, shapes.problem_rows, answer_length),
         rollouts,
         rewards=shape_on(on_all, (shapes.shards, shapes.buffer_rows), "float32"),
         B_p=shape_on(on_all),
@@ -182,13 +195,26 @@ def batch_shapes(
     )
 
 
+def sum_rewards(rewards: Any, layout: Layout, problem_order: EpochOrder) -> np.ndarray | None:
+    """Of each problem of a batch, the sum of its rewards, f32[B_p], where the order of problems
+    leaves out solved ones, and so reads it; else None. rewards: f32[S rows]."""
+    if problem_order.drop_above is None:
+        return None
+    by_problem = layout.in_order(rewards).reshape(layout.B_p, layout.n)
+    return by_problem.sum(1)
+
+
 def verifier_metrics(grades: Grades) -> Metrics:
     """What the host's verifier found in one batch."""
     parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
-    failures = {"failures": count_unfinished(grades.failures), **grades.failures}
-    counts = {f"verifier_{kind}": total(float(count)) for kind, count in failures.items()}
-    scores = {f"reward/{name}": mean(float(np.mean(x))) for name, x in grades.scores.items()}
-    return {"parsed_fraction": mean(parsed_fraction), **scores, **counts}
+    metrics = {"parsed_fraction": mean(parsed_fraction)}
+    for name, scores in grades.scores.items():
+        metrics[f"reward/{name}"] = mean(float(np.mean(scores)))
+
+    metrics["verifier_failures"] = total(float(count_unfinished(grades.failures)))
+    for kind, count in grades.failures.items():
+        metrics[f"verifier_{kind}"] = total(float(count))
+    return metrics
 
 
 def finish_batch(
@@ -199,8 +225,9 @@ def finish_batch(
     metrics: Metrics = jax.tree.map(float, result.metrics) | batch.metrics
     if problem_order.drop_above is None:
         return metrics
+
     reward_sums = batch.reward_sums
-    if reward_sums is None:
+    if reward_sums is None:  # the update's program has summed them, of all training problems
         reward_sums = np.asarray(result.reward_sums)[batch.problem_index]
     problem_order.record_rewards(batch.problem_index, reward_sums, n)
     return metrics | {"dropped": mean(problem_order.dropped_fraction, batch.updates)}

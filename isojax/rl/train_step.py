@@ -64,6 +64,21 @@ class TrainedPart(NamedTuple):
     token_fraction: Array | None
 
 
+class CriticUpdate(NamedTuple):
+    """What a step of the critic comes to."""
+
+    critic: CriticState  # after it
+    metrics: Metrics
+    nonfinite: Array  # bool[], whether the loss or the gradient, the policy's or its, is not finite
+
+
+class TrainedRows(NamedTuple):
+    """What is known of each rollout when its gradient is taken: arrays [S rows ...]."""
+
+    responses: ResponseBatch
+    value_estimates: critic.ValueEstimates | None
+
+
 class UpdateResult(NamedTuple):
     """What an update program returns with the state."""
 
@@ -74,7 +89,8 @@ class UpdateResult(NamedTuple):
 
 
 class TrainStep:
-    """The two halves of an update, to be called inside a jit."""
+    """One update on one batch, to be called inside a jit: first what is computed of each rollout,
+    then the gradient and AdamW."""
 
     def __init__(
         self,
@@ -86,9 +102,12 @@ class TrainStep:
         measures_signal: bool = False,
     ):
         """measures_signal: for schedules that the gradient decides (train/growth.py)."""
-        self.measures_signal = measures_signal
-        self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
+        self.rl = cell.rl
+        self.algorithm = resolve_algorithm(cell.rl)
         self.stops = stops
+        self.shapes = shapes
+        self.measures_signal = measures_signal
+
         policy_objective = PolicyObjective(
             decoder, cell.rl, cell.sampling, vocabulary_is_split(mesh)
         )
@@ -98,7 +117,18 @@ class TrainStep:
             policy_objective, shapes, mesh, trained_axes, trained_shapes
         )
         if cell.rl.critic:
-            self._values, self._critic_gradient = critic.build_critic(decoder.base, shapes, mesh)
+            self._critic = critic.build_critic(decoder.base, shapes, mesh)
+
+    def __call__(
+        self,
+        state: TrainState,
+        base_params: Params,
+        batch: RolloutBatch,
+        coefficients: Coefficients,
+    ) -> tuple[TrainState, UpdateResult]:
+        signals, batch_metrics = self.compute_advantages(state, batch, coefficients)
+        state, update_metrics = self.update(state, base_params, batch, signals, coefficients)
+        return state, UpdateResult(batch_metrics | update_metrics)
 
     @property
     def drops_zero_variance(self) -> bool:
@@ -147,7 +177,7 @@ class TrainStep:
         no_base: Params = {}
         inputs = UpdateInputs(critic_state.params, no_base, batch.problems, coefficients)
         responses = ResponseBatch(batch.rollouts.tokens, mask, ())
-        values = self._values(inputs, responses, batch.B_p, batch.n)
+        values = self._critic.values(inputs, responses, batch.B_p, batch.n)
 
         token_advantages, returns = critic.generalised_advantages(
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
@@ -177,12 +207,14 @@ class TrainStep:
         nonfinite = ~jnp.isfinite(grad_norm + metrics["loss"].sum)
 
         critic_warmup = jnp.bool_(False)  # whether the critic alone is trained as yet
-        new_critic, critic_metrics = None, {}
+        new_critic: CriticState | None = None
+        critic_metrics: Metrics = {}
         if rl.critic and state.critic is not None:
             critic_warmup = state.step < rl.critic.warmup
-            new_critic, critic_metrics, nonfinite = self._update_critic(
-                state, part, nonfinite, num_rollouts, coefficients
-            )
+            critic_update = self._update_critic(state, part, nonfinite, num_rollouts, coefficients)
+            new_critic = critic_update.critic
+            critic_metrics = critic_update.metrics
+            nonfinite = critic_update.nonfinite
 
         # AdamW, with the warmup of its learning rate counted from the policy's first update.
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
@@ -225,9 +257,9 @@ class TrainStep:
         nonfinite: Array,
         num_rollouts: Array,
         coefficients: Coefficients,
-    ) -> tuple[CriticState, Metrics, Array]:
-        """The critic's step, its metrics, and whether the policy's or critic's loss or gradient are
-        not finite."""
+    ) -> CriticUpdate:
+        """A step of the critic, skipped where the policy's is (`nonfinite`), or where its own loss
+        or gradient is not finite."""
         assert state.critic is not None and part.value_estimates is not None
         critic_inputs = critic.CriticInputs(
             part.value_estimates.values,
@@ -237,7 +269,7 @@ class TrainStep:
         responses = part.responses._replace(objective_inputs=critic_inputs)
         no_base: Params = {}
         inputs = UpdateInputs(state.critic.params, no_base, part.problems, coefficients)
-        gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
+        gradient, metrics = self._critic.gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
 
@@ -255,7 +287,7 @@ class TrainStep:
 
         metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
         metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
-        return CriticState(params, moments), metrics, nonfinite
+        return CriticUpdate(CriticState(params, moments), metrics, nonfinite)
 
     def _trained_part(self, batch: RolloutBatch, signals: BatchSignals) -> TrainedPart:
         """The batch without the rollouts and groups whose gradient is 0 or not wanted."""
@@ -274,29 +306,32 @@ class TrainStep:
         if not self.drops_zero_variance and self.rl.n_train is None:
             return TrainedPart(batch.problems, responses, value_estimates, batch.B_p, batch.n, None)
 
+        # A group stays if one of its rollouts has an advantage. In the others all advantages are 0,
+        # and so is the gradient of every term.
         if self.drops_zero_variance:
             groups, _ = batch.layout.row_groups(self.shapes.buffer_rows)
             has_advantage = train_mask & (loss_weights.advantages != 0)
             group_has_advantage = groups_with_any(has_advantage, groups, self.shapes.problem_rows)
             train_mask = train_mask & group_has_advantage[groups]
+
         group_size = batch.n if self.rl.n_train is None else jnp.int32(self.rl.n_train)
         remaining = drop_groups(
             self.shapes,
             batch.problems,
-            (responses, value_estimates),
+            TrainedRows(responses, value_estimates),
             train_mask,
             batch.B_p,
             batch.n,
             group_size,
         )
 
-        responses, value_estimates = remaining.columns
+        responses = remaining.rows.responses
         responses = responses._replace(mask=responses.mask & remaining.valid[..., None])
         token_fraction = responses.mask.sum() / jnp.maximum(rollouts.mask.sum(), 1)
         return TrainedPart(
             remaining.problems,
             responses,
-            value_estimates,
+            remaining.rows.value_estimates,
             remaining.B_p,
             group_size,
             token_fraction,
@@ -324,8 +359,10 @@ def measure_rollouts(
 ) -> Metrics:
     """What is known of a batch before it is trained on: means over its rollouts, and the tokens
     that were drawn."""
-    rollouts, valid, policy_lengths = batch.rollouts, rewarded.valid, rewarded.lengths
-    lengths = jnp.where(valid, rollouts.lengths, 0)
+    rollouts = batch.rollouts
+    valid = rewarded.valid
+    lengths = jnp.where(valid, rollouts.lengths, 0)  # of responses, with context
+    policy_lengths = rewarded.lengths  # of what the policy drew
     of_rollouts = {
         "reward": rewarded.rewards,
         "truncated": valid & ~rollouts.stopped,
@@ -352,12 +389,16 @@ def measure_rollouts(
 def gradient_signal(
     gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any
 ) -> Metrics:
-    """The inner product of a clipped gradient with the mean of those before it (0 before the
-    first), and squares."""
-    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
+    """How far a gradient agrees with those before it (train/growth.py): the inner product of the
+    clipped gradient with Adam's mean of them (0 before the first), its square, and the clipped
+    gradient's own square. gradient, moments: of the same parameters."""
+    clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
+
+    # Adam's mean begins at 0, and is divided by the weight of the gradients that are in it.
     products = jax.tree.leaves(jax.tree.map(lambda g, m: (g * m).sum(), gradient, moments.mu))
     past_weight = jnp.maximum(1 - B1 ** moments.count.astype(jnp.float32), 1 - B1)
-    signal, square = scale * sum(products) / past_weight, (scale * grad_norm) ** 2
+    signal = clip_scale * sum(products) / past_weight
+    square = (clip_scale * grad_norm) ** 2
     return {
         "grad_signal": mean(signal),
         "grad_signal_square": mean(signal**2),
@@ -373,25 +414,29 @@ def build_update(
     mesh: Mesh,
     measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, RolloutBatch, Coefficients], tuple[TrainState, UpdateResult]]:
-    """The jitted `update(state, base_params, batch, coefficients) -> (state, result)`; the state is
-    donated."""
+    """The jitted `update(state, base_params, batch, coefficients) -> (state, result)` of one batch;
+    the state is donated."""
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
+    return jit_update(train_step, cell, decoder, mesh)
 
-    def update(
-        state: TrainState, base_params: Params, batch: RolloutBatch, coefficients: Coefficients
-    ) -> tuple[TrainState, UpdateResult]:
-        signals, batch_metrics = train_step.compute_advantages(state, batch, coefficients)
-        state, update_metrics = train_step.update(state, base_params, batch, signals, coefficients)
-        return state, UpdateResult(batch_metrics | update_metrics)
 
-    out_shardings = (
-        train_state_shardings(decoder, mesh, cell.rl.critic is not None),
-        replicated(mesh),
-    )
+def jit_update(
+    make_update: Callable[..., tuple[TrainState, UpdateResult]],
+    cell: CellConfig,
+    decoder: Decoder,
+    mesh: Mesh,
+) -> Callable[..., tuple[TrainState, UpdateResult]]:
+    """`make_update(state, *inputs) -> (state, result)`, jitted. The state is donated and keeps its
+    shardings; the result is on all devices."""
+
+    def update(state: TrainState, *inputs: Any) -> tuple[TrainState, UpdateResult]:
+        return make_update(state, *inputs)
+
+    state_shardings = train_state_shardings(decoder, mesh, cell.rl.critic is not None)
     return jax.jit(
         update,
         donate_argnums=0,
-        out_shardings=out_shardings,
+        out_shardings=(state_shardings, replicated(mesh)),
         compiler_options=compiler_options(mesh),
     )
 
@@ -401,17 +446,19 @@ def choose_train_rollouts(
 ) -> Bool[Array, "*r"]:
     """A random choice of n_train rollouts of each group, by draws that belong to (problem id,
     rollout), so that neither the mesh nor padding changes it. `ids`: the problem id of each row."""
-    valid, groups = batch.valid.reshape(-1), batch.groups.reshape(-1)
+    valid = batch.valid.reshape(-1)
+    groups = batch.groups.reshape(-1)
     rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
     keys = rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n)
     uniform = uniforms(keys, jnp.zeros_like(rollout))
 
-    # The rank of each row: by groups, padding last, and within a group by its random number.
+    # The rank of each row: by groups, padding last, and within a group by its random number. (The
+    # last key of a lexsort is the first to sort by.)
     random_order = jnp.lexsort((uniform, jnp.where(valid, groups, batch.num_groups)))
     ranks = jnp.arange(len(rollout), dtype=rollout.dtype)
     rank = jnp.zeros_like(rollout).at[random_order].set(ranks)
 
-    rank_in_group = rank - groups * batch.n
+    rank_in_group = rank - groups * batch.n  # each group before has n rows
     return (valid & (rank_in_group < n_train)).reshape(batch.valid.shape)
 
 
@@ -427,7 +474,7 @@ class RemainingGroups(NamedTuple):
     """What `drop_groups` leaves, at the front of the buffers."""
 
     problems: ProblemArrays
-    columns: Any  # arrays [S rows ...], those that it was given
+    rows: Any  # arrays [S rows ...], of the kind that it was given
     valid: Bool[Array, "S rows"]  # which rows hold a rollout
     B_p: Int[Array, ""]
 
@@ -435,14 +482,15 @@ class RemainingGroups(NamedTuple):
 def drop_groups(
     shapes: SamplerShapes,
     problems: ProblemArrays,
-    columns: Any,
+    rows: Any,
     train_mask: Bool[Array, "S rows"],
     B_p: Int[Array, ""],
     n: Int[Array, ""],
     group_size: Any,
 ) -> RemainingGroups:
     """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order,
-    at the front of the buffers, so that the gradient's loops run over them alone."""
+    at the front of the buffers, so that the gradient's loops run over them alone. rows: a tree of
+    arrays [S rows ...], whose rows these are."""
     shards = shapes.shards
     rows_per_shard = shapes.buffer_rows
 
@@ -462,7 +510,7 @@ def drop_groups(
 
     return RemainingGroups(
         problems=ProblemArrays(*(x[group_order] for x in problems)),
-        columns=jax.tree.map(take_rows, columns),
+        rows=jax.tree.map(take_rows, rows),
         valid=valid,
         B_p=num_groups,
     )

@@ -22,9 +22,11 @@ EXTRA_STREAM = 3  # the i-th extra evaluation set uses EXTRA_STREAM + i
 
 
 class ProblemArrays(NamedTuple):
+    """Q problems as arrays."""
+
     prompts: Array | np.ndarray  # i32[Q P], padded on the right
     lengths: Array | np.ndarray  # i32[Q], tokens of each prompt
-    answers: Array | np.ndarray  # i32[Q T]
+    answers: Array | np.ndarray  # i32[Q T] where a device verifies, else i32[Q 0]
     ids: Array | np.ndarray  # i32[Q]
 
 
@@ -111,10 +113,10 @@ def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArr
 
 
 class RecordedExperts(NamedTuple):
-    """What is recorded of each token."""
+    """What is recorded of each token: its k experts in each of l layers."""
 
     layers: int  # l, those with experts
-    top_k: int
+    top_k: int  # k
     dtype: str
 
     def shape(self, *leading: int) -> tuple[int, ...]:
@@ -126,7 +128,8 @@ def rollout_shapes(
 ) -> Rollouts | RoutedRollouts:
     """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is
     below 1."""
-    rows, T = (shapes.shards, shapes.buffer_rows), shapes.response_length
+    rows = (shapes.shards, shapes.buffer_rows)
+    T = shapes.response_length
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
     rollouts = Rollouts(
         tokens=shape_on(sharding, (*rows, T)),
@@ -138,12 +141,13 @@ def rollout_shapes(
     )
     if recorded is None:
         return rollouts
+
+    of_prompts = recorded.shape(*rows, shapes.prompt_length)
+    of_responses = recorded.shape(*rows, T)
     return RoutedRollouts(
         *rollouts,
-        prompt_experts=shape_on(
-            sharding, recorded.shape(*rows, shapes.prompt_length), recorded.dtype
-        ),
-        experts=shape_on(sharding, recorded.shape(*rows, T), recorded.dtype),
+        prompt_experts=shape_on(sharding, of_prompts, recorded.dtype),
+        experts=shape_on(sharding, of_responses, recorded.dtype),
     )
 
 
@@ -168,25 +172,29 @@ def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
 
 def count_turns(mask: Any) -> Any:
     """The turns i32[...] of responses whose drawn tokens are mask [... T]: runs of drawn tokens."""
-    return mask[..., 0] + (mask[..., 1:] & ~mask[..., :-1]).sum(-1)
+    begins_later = mask[..., 1:] & ~mask[..., :-1]
+    return mask[..., 0] + begins_later.sum(-1)
 
 
 def response_tokens(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
     """The response tokens of all rollouts as host arrays, in their order, each i32[its length];
     context as ~token."""
-    tokens, mask = layout.in_order(rollouts.tokens), layout.in_order(rollouts.mask)
+    tokens = layout.in_order(rollouts.tokens)
+    mask = layout.in_order(rollouts.mask)
     return _cut(np.where(mask, tokens, ~tokens), rollouts, layout)
 
 
 def response_logps(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
     """The sampler's log-probabilities of the same tokens, each f32[its length]; 0 of context."""
-    logps, mask = layout.in_order(rollouts.logps), layout.in_order(rollouts.mask)
+    logps = layout.in_order(rollouts.logps)
+    mask = layout.in_order(rollouts.mask)
     return _cut(np.where(mask, logps, 0), rollouts, layout)
 
 
 def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, layout: Layout) -> list[np.ndarray]:
     """The nucleus's mass at each of the same tokens, each f32[its length]; ones without top-p."""
-    masses, T = layout.in_order(rollouts.nucleus_mass), rollouts.tokens.shape[-1]
+    masses = layout.in_order(rollouts.nucleus_mass)
+    T = rollouts.tokens.shape[-1]
     return _cut(np.broadcast_to(masses, (layout.B, T)), rollouts, layout)
 
 

@@ -19,7 +19,7 @@ more rollouts of one problem, which these slots take one after the other.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,30 @@ class SamplerWeights(NamedTuple):
         return self.decode if self.stacked is None else self.stacked
 
 
+class ExpertRecord(NamedTuple):
+    """Where the experts of responses are recorded."""
+
+    experts: Array  # u8 or u16 [rows T l k], of the rollouts in the shard's buffers
+    row: Int[Array, " R"]  # of each slot's rollout in them
+
+
+class TokenPass(NamedTuple):
+    """What the layers make of the newest token of each slot."""
+
+    hidden: Float[Array, "R D"]  # of the last layer
+    cache: KVCache  # with that token
+    experts: Array | None  # of `ExpertRecord`, with those of that token
+
+
+class DecodeResult(NamedTuple):
+    """After one more token in each slot."""
+
+    slots: Slots
+    cache: KVCache
+    experts: Array | None  # of `ExpertRecord`
+    done: Bool[Array, " R"]  # slots that decode no more in this chunk
+
+
 class ChunkState(NamedTuple):
     """What the loop over a chunk's tokens carries."""
 
@@ -86,7 +110,7 @@ class Engine:
     shapes: SamplerShapes
     sampling: SamplingConfig
     stops: StopConditions
-    recorded: RecordedExperts | None = None  # where the experts of all tokens are recorded
+    recorded: RecordedExperts | None = None  # their sizes, where experts are recorded
 
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
         """No slot in use, and nothing prefilled. first_item: the queue's first, of this shard."""
@@ -170,18 +194,13 @@ class Engine:
         first_hidden: Float[Array, "R D"],
         done: Bool[Array, " R"],
         answers: Int[Array, "R A"] | None = None,
-        recording: tuple[Array, Int[Array, " R"]] | None = None,
-    ) -> tuple[Slots, KVCache, Array | None, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. The slots, the cache, the
-        recorded experts, and which slots are done now.
+        record: ExpertRecord | None = None,
+    ) -> DecodeResult:
+        """One token per slot; slots that are done keep their state.
 
         first_hidden: the last layer's output at the end of each slot's prompt, of which its first
-        token is drawn. answers: of each slot's problem, where the task replies on device.
-        recording: where experts are recorded, the buffer [rows T l k] of those of responses, and
-        each slot's row in it."""
-        hidden, cache, experts = self._run_layers(
-            weights, slots, cache, first_hidden, done, recording
-        )
+        token is drawn. answers: of each slot's problem, where the task replies on device."""
+        hidden, cache, experts = self._run_layers(weights, slots, cache, first_hidden, done, record)
         T = self.shapes.response_length
         write_mask = (jnp.arange(T)[None] == slots.t[:, None]) & ~done[:, None]
 
@@ -217,7 +236,7 @@ class Engine:
             stopped=slots.stopped | (~done & stop_met),
         )
         slots, done = self._write_context(slots, done, answers)
-        return slots, cache, experts, done
+        return DecodeResult(slots, cache, experts, done)
 
     def _run_layers(
         self,
@@ -226,35 +245,38 @@ class Engine:
         cache: KVCache,
         first_hidden: Float[Array, "R D"],
         done: Bool[Array, " R"],
-        recording: tuple[Array, Int[Array, " R"]] | None,
-    ) -> tuple[Float[Array, "R D"], KVCache, Array | None]:
-        """The last layer's output for the newest token of each slot; the cache, with that token;
-        and the recorded experts."""
+        record: ExpertRecord | None,
+    ) -> TokenPass:
+        """The newest token of each slot through the layers; of a slot without a token,
+        `first_hidden`. Slots that are done may go along, but nothing is recorded of them."""
         at_first_token = slots.t == 0
-        recorded = None if recording is None else recording[0]
         token_before = jnp.maximum(slots.t - 1, 0)  # the response's token that goes through
 
-        def step(carry: tuple[Array, Array, KVCache, Any]) -> tuple[Array, Array, KVCache, Any]:
-            _, _, cache, recorded = carry
-            newest = slots.token, slots.position, token_before
-            if recording is None:
-                hidden, cache = self.decoding.step(weights, cache, *newest)
-                return jnp.bool_(True), hidden, cache, None
+        def run_layers(carry: tuple[Array, TokenPass]) -> tuple[Array, TokenPass]:
+            _, (_, cache, recorded) = carry
+            if record is None:
+                hidden, cache = self.decoding.step(
+                    weights, cache, slots.token, slots.position, token_before
+                )
+                return jnp.bool_(True), TokenPass(hidden, cache, None)
 
             hidden, cache, experts_of_token = self.decoding.step_with_experts(
-                weights, cache, *newest
+                weights, cache, slots.token, slots.position, token_before
             )
             # Beyond the last row nothing is written: of slots that go through no layer now.
-            row = jnp.where(at_first_token | done, len(recorded), recording[1])
+            row = jnp.where(at_first_token | done, len(recorded), record.row)
             recorded = recorded.at[row, token_before].set(experts_of_token, mode="drop")
-            return jnp.bool_(True), hidden, cache, recorded
+            return jnp.bool_(True), TokenPass(hidden, cache, recorded)
 
         # Where all slots draw first tokens, no layer needs to be run: a loop of one step or none. A
         # `lax.cond` would copy the cache, which a loop updates in place.
         needs_no_layer = (at_first_token | done).all()
-        init_carry = needs_no_layer, first_hidden, cache, recorded
-        _, hidden, cache, recorded = lax.while_loop(lambda carry: ~carry[0], step, init_carry)
-        return jnp.where(at_first_token[:, None], first_hidden, hidden), cache, recorded
+        recorded = None if record is None else record.experts
+        begin = needs_no_layer, TokenPass(first_hidden, cache, recorded)
+        _, output = lax.while_loop(lambda carry: ~carry[0], run_layers, begin)
+
+        hidden = jnp.where(at_first_token[:, None], first_hidden, output.hidden)
+        return output._replace(hidden=hidden)
 
     def _meet_stops(
         self, slots: Slots, token: Int[Array, " R"], written_token: Int[Array, " R"]
@@ -297,8 +319,8 @@ class Engine:
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
     ) -> tuple[SamplerState, Int[Array, " R"]]:
-        """Prefill, admit, decode, finish; and the rows of the rollouts that finished, -1 for the
-        other slots."""
+        """Prefill, admit, decode, finish: the state after at most CHUNK_TOKENS tokens a slot; and
+        the rows, in the shard's share, of the rollouts that finished, -1 for the other slots."""
         state = prefill(self.decoding, self.shapes, weights.prefill, batch, state)
         state = admit(self.decoding, self.shapes, batch, state)
 
@@ -316,7 +338,7 @@ class Engine:
         finished_row = jnp.where(has_finished, slots.row, -1)
         buffer_row = jnp.where(has_finished, batch.buffer_row(slots.row), self.shapes.buffer_rows)
         outputs = state.outputs
-        if chunk.experts is not None:
+        if chunk.experts is not None:  # they were recorded token by token, in place
             outputs = (*outputs[:-1], chunk.experts)
         outputs = slots.write_outputs(outputs, buffer_row)
         slots = slots._replace(row=jnp.where(done, -1, slots.row))
@@ -330,7 +352,8 @@ class Engine:
         recorded: Array | None,
         active: Bool[Array, " R"],
     ) -> ChunkState:
-        """The loop over a chunk's tokens. recorded: the buffer of responses' experts, if any."""
+        """The loop over a chunk's tokens. recorded: the buffer of responses' experts [rows T l k],
+        if any. active: the slots that have a rollout."""
         R, W = self.shapes.slots, self.shapes.slots_per_prefix
         queue = state.queue
         queue_has_items = queue.next_item < work_items(self.shapes, batch).end
@@ -360,12 +383,20 @@ class Engine:
             return has_time & ~chunk.done.all()
 
         def decode_token(chunk: ChunkState) -> ChunkState:
-            recording = None if chunk.experts is None else (chunk.experts, recorded_row)
-            slots, cache, experts, done = self.decode_step(
-                weights, chunk.slots, chunk.cache, first_hidden, chunk.done, answers, recording
+            record = None
+            if chunk.experts is not None:
+                record = ExpertRecord(chunk.experts, recorded_row)
+            step = self.decode_step(
+                weights, chunk.slots, chunk.cache, first_hidden, chunk.done, answers, record
             )
-            idle_steps = chunk.idle_steps + count_refillable(done)
-            return ChunkState(chunk.steps + 1, idle_steps, slots, cache, experts, done)
+            return ChunkState(
+                steps=chunk.steps + 1,
+                idle_steps=chunk.idle_steps + count_refillable(step.done),
+                slots=step.slots,
+                cache=step.cache,
+                experts=step.experts,
+                done=step.done,
+            )
 
         begin = ChunkState(
             steps=jnp.int32(0),

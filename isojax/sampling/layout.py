@@ -14,12 +14,12 @@ from jaxtyping import Array, Bool, Int
 
 
 class ShardSlice(NamedTuple):
-    """The contiguous rollouts and groups of a batch that one shard owns; of several shards, each
-    i32[S]."""
+    """The contiguous rollouts and groups of a batch that one shard owns, each i32[]; of several
+    shards, each i32[S]. A group that spans two shards is in the slices of both."""
 
-    first_rollout: Array
+    first_rollout: Array  # of the batch's B
     rollout_count: Array
-    first_group: Array
+    first_group: Array  # of the batch's B_p
     group_count: Array
 
 
@@ -46,8 +46,10 @@ class Layout:
         first_rollout = shard * self.rollouts_per_shard
         rollout_count = jnp.clip(self.B - first_rollout, 0, self.rollouts_per_shard)
 
+        # A last shard without rollouts begins behind the batch.
         first_group = jnp.minimum(first_rollout // self.n, self.B_p)
-        last_group = (first_rollout + jnp.maximum(rollout_count, 1) - 1) // self.n
+        last_rollout = first_rollout + jnp.maximum(rollout_count, 1) - 1
+        last_group = last_rollout // self.n
         group_count = jnp.where(rollout_count > 0, last_group - first_group + 1, 0)
         return ShardSlice(first_rollout, rollout_count, first_group, group_count)
 
@@ -74,7 +76,8 @@ class Layout:
         """The group of each row of the buffers (0 for a padding row), and whether the row holds a
         rollout."""
         valid = self.holds_rollout(rows)
-        return jnp.where(valid, self.rollout_of_row(rows) // self.n, 0), valid
+        groups = self.rollout_of_row(rows) // self.n
+        return jnp.where(valid, groups, 0), valid
 
     # On the host.
 

@@ -38,20 +38,24 @@ def nucleus(
     where it is used."""
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
-    bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
-    rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # whole numbers in the order of the logits
 
-    def mass_above(threshold: Array) -> Array:
+    # The bits of a float, read as a whole number, are in the order of the floats; those of negative
+    # ones in the reverse order, until all bits but the sign are turned.
+    bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
+    rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+    def mass_above(threshold: Int[Array, "*b"]) -> Float[Array, "*b"]:
         return jnp.where(rank >= threshold[..., None], p, 0.0).sum(-1)
 
     def bisect(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Invariant: the mass above `low` is enough, that above `high` is not."""
         low, high = bounds
         midpoint = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, without overflow
         enough = mass_above(midpoint) >= required_mass
         return jnp.where(enough, midpoint, low), jnp.where(enough, high, midpoint)
 
-    low, _ = lax.fori_loop(0, BISECTIONS, bisect, (rank.min(-1), rank.max(-1) + 1))
-    return rank >= low[..., None], mass_above(low)
+    threshold, _ = lax.fori_loop(0, BISECTIONS, bisect, (rank.min(-1), rank.max(-1) + 1))
+    return rank >= threshold[..., None], mass_above(threshold)
 
 
 def renormalize(
@@ -67,34 +71,41 @@ def sample_token(
     log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """The first token of p > 0 whose cumulative probability exceeds `uniform`, and its
-    log-probability.
-
-    Over a large vocabulary first a block of tokens, then a token of it. No slice along V: over a
-    split vocabulary it would be a collective, inside loops whose trip counts differ between
-    shards."""
-    num_rows, V = log_p.shape
+    log-probability."""
     p = jnp.exp(log_p)
-    # Blocks that up to 8 devices can share, then wide ones; a vocabulary that no block size divides
-    # is one block.
-    block_size = max(
-        (w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0),
-        key=lambda w: (math.gcd(V // w, 8), w),
-        default=V,
-    )
+    V = p.shape[-1]
+    block_size = draw_block_size(V)
     if V <= DRAW_BLOCK_TOKENS or block_size == V:
         token = first_index_above(p, uniform * p.sum(-1))
     else:
-        blocks = p.reshape(num_rows, -1, block_size)
-        block_mass = blocks.sum(-1)
-        block = first_index_above(block_mass, uniform * block_mass.sum(-1))
-        mass_before = jnp.where(
-            jnp.arange(V // block_size)[None] < block[:, None], block_mass, 0.0
-        ).sum(-1)
-        block_probs = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-        token = block * block_size + first_index_above(
-            block_probs, uniform * block_mass.sum(-1) - mass_before
-        )
+        token = draw_by_blocks(p, uniform, block_size)
     return token, jnp.take_along_axis(log_p, token[:, None], -1)[:, 0]
+
+
+def draw_block_size(V: int) -> int:
+    """Tokens of a block of a draw: a size that divides V, or V itself where none does. Of these,
+    one of which as many of 8 devices as possible can share the blocks, then the largest."""
+    sizes = [w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0]
+    return max(sizes, key=lambda w: (math.gcd(V // w, 8), w), default=V)
+
+
+def draw_by_blocks(
+    p: Float[Array, "R V"], uniform: Float[Array, " R"], block_size: int
+) -> Int[Array, " R"]:
+    """A draw in two steps: a block of tokens by the blocks' masses, then a token of it. No slice
+    along V: over a split vocabulary it would be a collective, inside loops whose trip counts differ
+    between shards."""
+    num_rows, V = p.shape
+    blocks = p.reshape(num_rows, V // block_size, block_size)
+
+    block_mass = blocks.sum(-1)
+    drawn_mass = uniform * block_mass.sum(-1)
+    block = first_index_above(block_mass, drawn_mass)
+
+    is_before = jnp.arange(V // block_size)[None] < block[:, None]
+    mass_before = jnp.where(is_before, block_mass, 0.0).sum(-1)
+    block_probs = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+    return block * block_size + first_index_above(block_probs, drawn_mass - mass_before)
 
 
 def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
@@ -111,12 +122,18 @@ def rollout_keys(
 ) -> PRNGKeyArray:
     """One key per rollout, from its update's key, its problem and its number in the group, never
     from its slot."""
+
+    def rollout_key(key: Array, problem: Array, rollout: Array) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, problem), rollout)
+
     keys = jnp.broadcast_to(keys, problem_id.shape)
-    return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(
-        keys, problem_id, rollout_id
-    )
+    return jax.vmap(rollout_key)(keys, problem_id, rollout_id)
 
 
 def uniforms(keys: PRNGKeyArray, position: Int[Array, " R"]) -> Float[Array, " R"]:
     """One number in [0, 1) per row, from its key and the response position."""
-    return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys, position)
+
+    def uniform_at(key: Array, t: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, t))
+
+    return jax.vmap(uniform_at)(keys, position)

@@ -24,12 +24,16 @@ Reply = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
 
 
 class Replies(NamedTuple):
+    """What the host sends back to the slots [S R] that wait; nothing to the others."""
+
     context: Any  # i32[S R T]
     counts: Any  # i32[S R], tokens of context; 0: none
     ended_rows: Any  # i32[S R], the buffer row of a response that is done now; -1 where none is
 
 
 class WaitingSlot(NamedTuple):
+    """A slot whose turn has ended, which waits for the task's reply."""
+
     shard: int
     slot: int
     buffer_row: int
@@ -38,6 +42,8 @@ class WaitingSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotReply:
+    """The reply to a slot, as processes send it to each other."""
+
     slot: WaitingSlot
     context: SentArray  # i32[its length]
 
@@ -45,28 +51,32 @@ class SlotReply:
 def receive(
     outputs: tuple[Array, ...], slots: Slots, replies: Replies
 ) -> tuple[tuple[Array, ...], Slots]:
-    """One shard's buffers and slots, with the replies."""
+    """One shard's buffers [rows ...] and slots [R ...], with the replies to its slots."""
+    # A slot that gets context goes on after it.
     slots, _ = slots.write_ahead(replies.context, replies.counts)
     slots = slots._replace(stopped=slots.stopped & (replies.counts == 0))
-    has_ended = replies.ended_rows >= 0
-    buffer_row = jnp.where(has_ended, replies.ended_rows, outputs[0].shape[0])
-    return slots.write_outputs(outputs, buffer_row), slots._replace(
-        row=jnp.where(has_ended, -1, slots.row)
-    )
+
+    # A slot whose response has ended writes it, and is free. Others write to a row out of range,
+    # which is dropped.
+    is_done = replies.ended_rows >= 0
+    buffer_rows = outputs[0].shape[0]
+    outputs = slots.write_outputs(outputs, jnp.where(is_done, replies.ended_rows, buffer_rows))
+    return outputs, slots._replace(row=jnp.where(is_done, -1, slots.row))
 
 
 def build_receive(mesh: Mesh) -> Program:
     """`receive(outputs, slots, replies) -> (outputs, slots)` of all shards; outputs and slots are
     donated."""
+
+    def receive_shard(*by_shard: Any) -> Any:
+        """`receive` of one shard, whose arrays are [1 ...]."""
+        outputs, slots, replies = jax.tree.map(lambda x: x[0], by_shard)
+        return jax.tree.map(lambda x: x[None], receive(outputs, slots, replies))
+
     rows: Any = P(ROLLOUT_AXES)
-
-    def receive_shard(*shard_arrays: Any) -> Any:
-        return jax.tree.map(lambda x: x[None], receive(*jax.tree.map(lambda x: x[0], shard_arrays)))
-
-    sharded = map_over_shards(receive_shard, mesh, (rows, rows, rows), (rows, rows))
-    return Program(
-        jax.jit(sharded, donate_argnums=(0, 1), out_shardings=NamedSharding(mesh, P(ROLLOUT_AXES)))
-    )
+    receive_all = map_over_shards(receive_shard, mesh, (rows, rows, rows), (rows, rows))
+    by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
+    return Program(jax.jit(receive_all, donate_argnums=(0, 1), out_shardings=by_row))
 
 
 def reply_shapes(mesh: Mesh, slots: Slots) -> Replies:
@@ -84,26 +94,28 @@ def has_ended(waiting: WaitingSlot, context: np.ndarray, T: int) -> bool:
 
 def make_replies(
     mesh: Mesh,
-    shape: tuple[int, ...],
+    shape: tuple[int, int, int],
     waiting: Sequence[WaitingSlot],
     contexts: Sequence[np.ndarray],
 ) -> Replies:
     """The replies to the waiting slots of all processes, of which `waiting` are this one's; shape:
     (S, R, T)."""
-    context, counts = np.zeros(shape, np.int32), np.zeros(shape[:2], np.int32)
-    ended_rows = np.full(shape[:2], -1, np.int32)
+    S, R, T = shape
+    context = np.zeros((S, R, T), np.int32)
+    counts = np.zeros((S, R), np.int32)
+    ended_rows = np.full((S, R), -1, np.int32)
 
     own_replies = [SlotReply(*reply) for reply in zip(waiting, contexts, strict=True)]
-    for process_replies in multiprocess.allgather(own_replies, list[SlotReply]):
-        for reply in process_replies:
+    for replies_of_process in multiprocess.allgather(own_replies, list[SlotReply]):
+        for reply in replies_of_process:
             slot = reply.slot
             tokens = reply.context
-            row = (slot.shard, slot.slot)
-            fitting = tokens[: shape[-1]]
-            context[row][: len(fitting)] = fitting
-            counts[row] = len(fitting)
-            if has_ended(slot, tokens, shape[-1]):
-                ended_rows[row] = slot.buffer_row
+            index = slot.shard, slot.slot
+            fitting = tokens[:T]
+            context[index][: len(fitting)] = fitting
+            counts[index] = len(fitting)
+            if has_ended(slot, tokens, T):
+                ended_rows[index] = slot.buffer_row
 
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
     return Replies(*(array_on(sharding, x) for x in (context, counts, ended_rows)))

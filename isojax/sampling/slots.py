@@ -96,6 +96,8 @@ class WorkQueue(NamedTuple):
 
 
 class SamplerState(NamedTuple):
+    """What one shard's sampler carries from chunk to chunk."""
+
     # [rows ...]: finished rollouts, in the order of `Slots.outputs`; and the experts of prompts
     # [rows P l k] and of responses [rows T l k], where they are recorded
     outputs: tuple[Array, ...]
@@ -120,6 +122,7 @@ class WorkItems(NamedTuple):
 
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
+    """The work items of a shard's share of the batch, or of a ring's part that may begin."""
     share = batch.share
     n = batch.n
     W = shapes.slots_per_prefix
@@ -271,6 +274,8 @@ def _fill_slots(
     """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`."""
     problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
     rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
+
+    # One key of the batch; or one of each problem, where batches of several updates are in a ring.
     key = batch.key if batch.key.ndim == 0 else batch.key[problem_row]
     keys = rollout_keys(key, batch.problems.ids[problem_row], rollout_id)
     new_slots = jax.tree.map(jnp.zeros_like, slots)._replace(
@@ -279,21 +284,23 @@ def _fill_slots(
         key=jax.random.key_data(keys),
         nucleus_mass=jnp.ones_like(slots.nucleus_mass),
     )
-    return jax.tree.map(
-        lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
-        slots,
-        new_slots,
-    )
+
+    def fill(old: Array, new: Array) -> Array:
+        is_filled = admitted.reshape(-1, *(1,) * (old.ndim - 1))  # [R 1 ...]
+        return jnp.where(is_filled, new, old)
+
+    return jax.tree.map(fill, slots, new_slots)
 
 
 def _record_prompts(
     batch: SamplingBatch, state: SamplerState, slots: Slots, admitted: Bool[Array, " R"]
 ) -> SamplerState:
-    """The experts of a slot's prompt, in the buffers of its rollout."""
+    """The experts of a slot's prompt, in the buffers of its rollout, when that is admitted."""
     *others, prompt_experts, experts = state.outputs
-    width = len(admitted) // len(state.group_experts)
+    W = len(admitted) // len(state.group_experts)
+    # Of the other slots nothing is written: their row is out of range.
     row = jnp.where(admitted, batch.buffer_row(slots.row), len(prompt_experts))
-    of_slots = jnp.repeat(state.group_experts, width, axis=0)
+    of_slots = jnp.repeat(state.group_experts, W, axis=0)
     return state._replace(
         outputs=(*others, prompt_experts.at[row].set(of_slots, mode="drop"), experts)
     )

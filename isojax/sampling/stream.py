@@ -60,9 +60,7 @@ class StreamInputs(NamedTuple):
 class FinishedSlots(NamedTuple):
     """The slots after a chunk."""
 
-    # i32[S R], the buffer row of the rollout that a slot has finished; -1 where it has finished
-    # none
-    rows: Array
+    rows: Array  # i32[S R], the buffer row of the rollout that a slot has finished; -1 where none
     tokens: Array  # i32[S R T]
     lengths: Array  # i32[S R], tokens in each slot
     has_work: Array  # bool[S], all equal: whether any shard has rollouts left to sample
@@ -74,7 +72,7 @@ class FinishedSlots(NamedTuple):
 class PrepareWeights:
     """`prepare(params) -> SamplerWeights`; `compile` takes and returns shapes."""
 
-    # (params) -> the weights of a step, and those that prompts are prefilled with where they differ
+    # (params) -> the weights of a step, and those that prompts are prefilled with, or None
     program: Program
     # whether prompts are prefilled with the policy's own parameters, without a copy
     prefills_params: bool
@@ -93,15 +91,15 @@ class PrepareWeights:
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch's sampling in chunks: advance_chunk(inputs, state) -> (state, FinishedSlots), with
-    the state donated."""
+    """A batch's sampling in chunks."""
 
     mesh: Mesh
     prepare_weights: PrepareWeights
+    # (problems, B_p, n, key) -> what `StreamInputs` has in addition to weights, and the state
     init_batch: Program
-    advance_chunk: Program
-    to_rollouts: Program
-    receive: Program | None  # where the host replies to turns
+    advance_chunk: Program  # (StreamInputs, state) -> (state, FinishedSlots); the state is donated
+    to_rollouts: Program  # (state.outputs) -> Rollouts
+    receive: Program | None  # where the host replies to turns (sampling/replies.py)
 
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
@@ -149,11 +147,15 @@ class Stream:
         state, finished = self.advance_chunk(inputs, state)
         has_work = True
         while has_work:
-            # the last of these finds nothing to do
+            # The next chunk begins before the host knows whether there is work: the last one finds
+            # nothing to do.
             state, next_finished = self.advance_chunk(inputs, state)
             multiprocess.start_host_copy(jax.tree.leaves(next_finished))
-            on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
-            finished, has_work = next_finished, _has_work(finished)
+
+            ended = read_slots(finished, finished.rows, layout)
+            on_finished(ended.rollouts, ended.responses)
+            has_work = _has_work(finished)
+            finished = next_finished
         return self.to_rollouts(state.outputs)
 
     def _run_with_replies(
@@ -166,14 +168,18 @@ class Stream:
         has_work = True
         while has_work:
             state, finished = self.advance_chunk(inputs, state)
-            on_finished(*_slot_rollouts(finished, finished.rows, layout)[:2])
-            rollout_ids, responses, waiting = _slot_rollouts(
-                finished, finished.waiting_rows, layout
-            )
-            contexts, T = reply(rollout_ids, responses), finished.tokens.shape[-1]
-            ended = [i for i, slot in enumerate(waiting) if has_ended(slot, contexts[i], T)]
-            on_finished(rollout_ids[ended], [responses[i] for i in ended])
-            new_replies = make_replies(self.mesh, finished.tokens.shape, waiting, contexts)
+            S, R, T = finished.tokens.shape
+            ended = read_slots(finished, finished.rows, layout)
+            on_finished(ended.rollouts, ended.responses)
+
+            # The task replies to turns that have ended. Where it does not, or has no room to, the
+            # response is done.
+            waiting = read_slots(finished, finished.waiting_rows, layout)
+            contexts = reply(waiting.rollouts, waiting.responses)
+            done = [i for i, slot in enumerate(waiting.slots) if has_ended(slot, contexts[i], T)]
+            on_finished(waiting.rollouts[done], [waiting.responses[i] for i in done])
+
+            new_replies = make_replies(self.mesh, (S, R, T), waiting.slots, contexts)
             outputs, slots = self.receive(state.outputs, state.slots, new_replies)
             state = state._replace(outputs=outputs, slots=slots)
             has_work = _has_work(finished)
@@ -184,22 +190,36 @@ def _has_work(finished: FinishedSlots) -> bool:
     return bool(np.asarray(finished.has_work.addressable_shards[0].data).any())
 
 
-def _slot_rollouts(
-    finished: FinishedSlots, rows: Any, layout: Layout
-) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
-    """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and
-    the slots."""
-    shard_ids, rows = multiprocess.local_shard_rows(rows)
-    _, tokens = multiprocess.local_shard_rows(finished.tokens)
-    _, lengths = multiprocess.local_shard_rows(finished.lengths)
-    rollout_ids = layout.rollout_at(shard_ids[:, None], rows)
-    slots = np.nonzero(rows >= 0)
-    responses = [row[:length] for row, length in zip(tokens[slots], lengths[slots], strict=True)]
-    columns = (shard_ids[slots[0]], slots[1], rows[slots], lengths[slots])
-    return (
-        rollout_ids[slots],
-        responses,
-        [WaitingSlot(*map(int, column)) for column in zip(*columns, strict=True)],
+class SlotRollouts(NamedTuple):
+    """k rollouts, and the slots that they are in."""
+
+    rollouts: np.ndarray  # i[k], their numbers in the batch
+    responses: list[np.ndarray]  # the tokens of each so far, i32[its length]
+    slots: list[WaitingSlot]
+
+
+def read_slots(finished: FinishedSlots, rows: Any, layout: Layout) -> SlotRollouts:
+    """The rollouts of this process's slots that have a buffer row in `rows` i32[S R]; the others
+    have -1."""
+    # s of the S shards are this process's.
+    shard_ids, rows = multiprocess.local_shard_rows(rows)  # [s] and [s R]
+    _, tokens = multiprocess.local_shard_rows(finished.tokens)  # [s R T]
+    _, lengths = multiprocess.local_shard_rows(finished.lengths)  # [s R]
+
+    shard, slot = np.nonzero(rows >= 0)
+    shard_id = shard_ids[shard]
+    row = rows[shard, slot]
+    length = lengths[shard, slot]
+    return SlotRollouts(
+        rollouts=layout.rollout_at(shard_id, row),
+        responses=[
+            row_tokens[:count]
+            for row_tokens, count in zip(tokens[shard, slot], length, strict=True)
+        ],
+        slots=[
+            WaitingSlot(*map(int, column))
+            for column in zip(shard_id, slot, row, length, strict=True)
+        ],
     )
 
 
@@ -211,60 +231,74 @@ def build_stream(
     stops: StopConditions,
     records_experts: bool = False,
 ) -> Stream:
+    """The programs of a batch's sampling, chunk by chunk. records_experts: whether its rollouts are
+    RoutedRollouts."""
     engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
     state_sharding = sampler_state_shardings(engine, mesh)
     shard_sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
-    start_shards, step_shards = _shard_programs(engine, mesh)
+    programs = _shard_programs(engine, mesh)
 
     def init_batch(
         problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray
     ) -> tuple[Any, SamplerState]:
+        """What chunks read in addition to the weights, as `StreamInputs` has it; and the state."""
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
-        return batch_inputs, start_shards(*batch_inputs)
+        return batch_inputs, programs.start(*batch_inputs)
 
-    options = GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
-    out_shardings = state_sharding, shard_sharding
-    advance = jax.jit(
-        step_shards, donate_argnums=1, out_shardings=out_shardings, compiler_options=options
+    on_gpu = mesh.devices.flat[0].platform == "gpu"
+    advance_chunk = jax.jit(
+        programs.step,
+        donate_argnums=1,
+        out_shardings=(state_sharding, shard_sharding),
+        compiler_options=GPU_OPTIONS if on_gpu else None,
     )
     return Stream(
         mesh=mesh,
         prepare_weights=build_prepare_weights(engine, mesh),
         init_batch=Program(jax.jit(init_batch, out_shardings=(replicated(mesh), state_sharding))),
-        advance_chunk=Program(advance),
+        advance_chunk=Program(advance_chunk),
         to_rollouts=Program(jax.jit(engine.to_rollouts, out_shardings=shard_sharding)),
         receive=build_receive(mesh) if stops.host_replies else None,
     )
 
 
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
-    decoding, keeps_stacked = engine.decoding, engine.decoding.prefills_stacked
+    """The weights of the sampler, out of parameters as the trainer has them: cast, whole on each
+    shard, and laid out for a step."""
+    decoding = engine.decoding
     decoder = decoding.decoder
     param_shardings = decoder.shardings(mesh)
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
+    is_whole = param_shardings == gathered_shardings  # nothing is split over data or fsdp
+
+    # Whether the trainer's arrays serve the sampler, without a cast and without other parts.
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
-    is_gathered = param_shardings == gathered_shardings and computes_in_float32
-    gathers_layers = param_shardings != gathered_shardings and not decoding.unrolled_layers
+    serves_as_it_is = is_whole and computes_in_float32
+
+    # The stacks of layers that are gathered layer by layer: those which the sampler's step scans.
+    gathers_layers = not is_whole and not decoding.unrolled_layers
     stacks = [stack.name for stack in decoder.stacks] if gathers_layers else []
 
     def prepare(params: Params) -> tuple[Params, Params | None]:
-        if not is_gathered:
+        """The weights of a step; and the stacked ones that prompts go through, where they are
+        needed and are not the policy's own."""
+        if not serves_as_it_is:
             params = _cast_and_gather(params, decoder.cast_params, gathered_shardings, stacks)
         weights = decoding.prepare_weights(params)
-        return weights, params if keeps_stacked and not is_gathered else None
+        needs_copy = decoding.prefills_stacked and not serves_as_it_is
+        return weights, params if needs_copy else None
 
     def prepare_int8(params: Params) -> tuple[Params, None]:
         """Made before they are gathered, which moves a byte of each weight."""
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
-        weights = _cast_and_gather(
-            decoding.cast_weights(params), lambda weights: weights, gathered, stacks
-        )
+        quantised = decoding.cast_weights(params)
+        weights = _cast_and_gather(quantised, lambda weights: weights, gathered, stacks)
         return decoding.lay_out(weights), None
 
     prepare_weights = prepare_int8 if decoding.quantises_weights else prepare
     program = Program(jax.jit(prepare_weights, in_shardings=(param_shardings,)))
-    return PrepareWeights(program, prefills_params=keeps_stacked and is_gathered)
+    return PrepareWeights(program, prefills_params=decoding.prefills_stacked and serves_as_it_is)
 
 
 def _cast_and_gather(
@@ -274,6 +308,7 @@ def _cast_and_gather(
     once, a TPU would hold them twice: as its devices send them, and as programs read them."""
 
     def without_layers(of_stack: NamedSharding) -> NamedSharding:
+        """The sharding of one layer of a stack [layers ...]."""
         return NamedSharding(of_stack.mesh, P(*of_stack.spec[1:]))
 
     def gather_layers(stack: Params, shardings: Params) -> Params:
@@ -289,14 +324,14 @@ def _cast_and_gather(
     return lax.with_sharding_constraint({**others, **of_stacks}, gathered)
 
 
-def _shard_programs(
-    engine: Engine, mesh: Mesh
-) -> tuple[
-    Callable[..., SamplerState],
-    Callable[[StreamInputs, SamplerState], tuple[SamplerState, FinishedSlots]],
-]:
-    """`start(problems, B_p, n, key data) -> state`, `step(inputs, state) -> (state,
-    FinishedSlots)`, to be jitted."""
+class ShardPrograms(NamedTuple):
+    """Programs of all shards together, to be jitted."""
+
+    start: Callable[..., SamplerState]  # (problems, B_p, n, key data u32[2]) -> state
+    step: Callable[[StreamInputs, SamplerState], tuple[SamplerState, FinishedSlots]]
+
+
+def _shard_programs(engine: Engine, mesh: Mesh) -> ShardPrograms:
     shards = engine.shapes.shards
 
     def make_batch(
@@ -312,26 +347,31 @@ def _shard_programs(
     def step_shard(
         shard: Array, inputs: StreamInputs, state: SamplerState
     ) -> tuple[SamplerState, FinishedSlots]:
-        shard_batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
-        state, row = engine.decode_chunk(inputs.weights, shard_batch, squeeze_shard_axis(state))
-        has_work = engine.has_work(shard_batch, state)
-        waiting = (
-            jnp.where(state.slots.stopped, state.slots.row, -1)
-            if engine.stops.host_replies
-            else None
+        batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
+        state = squeeze_shard_axis(state)
+        state, finished_rows = engine.decode_chunk(inputs.weights, batch, state)
+
+        slots = state.slots
+        finished = FinishedSlots(
+            rows=finished_rows,
+            tokens=slots.tokens,
+            lengths=slots.t,
+            has_work=engine.has_work(batch, state),
         )
-        finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work, waiting)
+        if engine.stops.host_replies:
+            finished = finished._replace(waiting_rows=jnp.where(slots.stopped, slots.row, -1))
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
-    shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)
-    shard_ids: Any = np.arange(shards, dtype=np.int32)
-    start = sharding.map_over_shards(
-        start_shard, mesh, (shard_spec, P(), P(), P(), P()), state_spec
-    )
+    by_shard = P(ROLLOUT_AXES)
+    on_all = P()
+    state_spec = sampler_state_specs(engine)
+    batch_specs = (on_all, on_all, on_all, on_all)  # problems, B_p, n, key
+    start = sharding.map_over_shards(start_shard, mesh, (by_shard, *batch_specs), state_spec)
     step = sharding.map_over_shards(
-        step_shard, mesh, (shard_spec, P(), state_spec), (state_spec, shard_spec)
+        step_shard, mesh, (by_shard, on_all, state_spec), (state_spec, by_shard)
     )
-    return partial(start, shard_ids), partial(step, shard_ids)
+    shard_ids: Any = np.arange(shards, dtype=np.int32)
+    return ShardPrograms(partial(start, shard_ids), partial(step, shard_ids))
 
 
 def squeeze_shard_axis(state: SamplerState) -> SamplerState:
@@ -365,41 +405,57 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
     """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions
     over sequence. Its arrays have an axis of shards first, but caches all shards' rows on one
     axis."""
-    shards, axis = engine.shapes.shards, engine.decoding.row_axis
+    row_axis = engine.decoding.row_axis
     # The same in all stacks where a mesh splits positions; elsewhere it does not count.
     position_axes = engine.decoding.position_axes(engine.decoding.decoder.stacks[0])
-    shapes = _map_state(
-        jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
-        lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),
-        lambda x: jax.ShapeDtypeStruct(
-            (*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype
-        ),
-    )
+    shapes = _shapes_of_all_shards(engine)
 
     def array_sharding(
         x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]
     ) -> NamedSharding:
-        return NamedSharding(
-            mesh,
-            sharding.partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh),
+        """logical_axes: the names of those axes of the array that have one."""
+        names = [logical_axes.get(axis) for axis in range(x.ndim)]
+        return NamedSharding(mesh, sharding.partition_spec(names, x.shape, mesh))
+
+    def layer_shardings(
+        arrays: tuple[jax.ShapeDtypeStruct, ...], positions: str | None
+    ) -> tuple[NamedSharding, ...]:
+        """Of the arrays of a layer's cache, each with its axis of positions, counted from the
+        end."""
+        shardings = []
+        for x, position_axis in zip(arrays, position_axes, strict=False):
+            names = {row_axis: "shard", row_axis + 1: "kv_heads", x.ndim + position_axis: positions}
+            shardings.append(array_sharding(x, names))
+        return tuple(shardings)
+
+    def cache_shardings(layers: Any, positions: str | None) -> Any:
+        return jax.tree.map(
+            lambda arrays: layer_shardings(arrays, positions),
+            layers,
+            is_leaf=lambda x: isinstance(x, tuple),
         )
 
-    def cache_shardings(entries: Any, position_axis: str | None) -> Any:
-        def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
-            return tuple(
-                array_sharding(
-                    x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis}
-                )
-                for x, position_dim in zip(arrays, position_axes, strict=False)
-            )
-
-        return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))
-
-    cache = KVCache(
-        cache_shardings(shapes.cache.slot_kv, None),
-        cache_shardings(shapes.cache.prefix_kv, "position"),
-    )
     others = _map_state(shapes, partial(array_sharding, logical_axes={0: "shard"}), lambda x: x)
     return others._replace(
-        cache=cache, prefix_table=cache_shardings(shapes.prefix_table, "position")
+        cache=KVCache(
+            cache_shardings(shapes.cache.slot_kv, None),
+            cache_shardings(shapes.cache.prefix_kv, "position"),
+        ),
+        prefix_table=cache_shardings(shapes.prefix_table, "position"),
     )
+
+
+def _shapes_of_all_shards(engine: Engine) -> SamplerState:
+    """The ShapeDtypeStructs of the state between chunks."""
+    shards = engine.shapes.shards
+    axis = engine.decoding.row_axis
+
+    def with_shard_axis(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((shards, *x.shape), x.dtype)
+
+    def with_all_rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        before, rows, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        return jax.ShapeDtypeStruct((*before, shards * rows, *after), x.dtype)
+
+    of_one_shard = jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32"))
+    return _map_state(of_one_shard, with_shard_axis, with_all_rows)

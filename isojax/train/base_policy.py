@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import jax
@@ -46,9 +46,12 @@ from isojax.train.programs import SweepPrograms
 from isojax.train.start_check import check_start, doubts_of_task
 from isojax.train.verifier_copies import keep_verifier_files
 
-PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
-PROBLEMS_FILE, LABELS_FILE = "problems.jsonl", "labels.jsonl"
-EXTRA_PREFIX = "extra/"
+# In the folder of a base policy
+PARAMS_FILE = "params.safetensors"
+ABOUT_FILE = "about.json"
+PROBLEMS_FILE = "problems.jsonl"
+LABELS_FILE = "labels.jsonl"
+EXTRA_PREFIX = "extra/"  # of the splits that are further sets of evaluation problems
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,12 @@ def _unreadable(folder: Path, error: Exception) -> InputError:
 
 
 def _damaged(folder: Path, name: str) -> InputError:
-    problem = (
-        f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy "
-        "of it"
-    )
     return InputError(
-        found=(
-            f"{problem}; or remove {folder}, which is made again, and the cells that began from it"
+        where=folder / name,
+        found="is damaged: its checksum is not that of what was saved",
+        fix=(
+            f"Put back a copy of it; or remove {folder}, which is made again, and the cells that "
+            "began from it."
         ),
     )
 
@@ -121,30 +123,41 @@ def compute_label_key(
     """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are
     made and judged. `engine`: the server that samples, and the name of its model; None: isojax's
     own sampler."""
-    sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
-    # Settings that are later than labels count where they are set.
+    # Each setting that came later than labels is left out where it has the value that it had before
+    # it was there, so that old labels keep their key.
     unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
-    key_data = cell.model_dump(
-        mode="json", include=sections, exclude={"model": unset, "prompt": {"date"}}
-    ) | {
-        **({} if cell.prompt.date is None else {"date": cell.prompt.date}),
-        **(
-            {} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}
-        ),
-        "seed": cell.data.seed,
-        "checkpoint": fingerprint,
-        **({"text_files": text_fingerprint(cell.model)} if cell.model.path else {}),
-        "problems": [
-            [p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])]
-            for p in problems
-        ],
-        **({} if engine is None else {"engine": dict(engine)}),
-    }
-    if build_device_task(cell.task) is None and (files := verifier_files(cell.verifier.use)):
-        key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]
-    return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[
-        :16
-    ]
+    key_data: dict[str, Any] = cell.model_dump(
+        mode="json",
+        include={"task", "model", "base", "prompt", "verifier", "sampling"},
+        exclude={"model": unset, "prompt": {"date"}},
+    )
+    if cell.prompt.date is not None:
+        key_data["date"] = cell.prompt.date
+    if cell.reward != RewardConfig():
+        key_data["reward"] = cell.reward.model_dump(mode="json")
+
+    key_data["seed"] = cell.data.seed
+    key_data["checkpoint"] = fingerprint
+    if cell.model.path:
+        key_data["text_files"] = text_fingerprint(cell.model)
+    key_data["problems"] = [_label_key_row(problem) for problem in problems]
+    if engine is not None:
+        key_data["engine"] = dict(engine)
+    if build_device_task(cell.task) is None:
+        files = verifier_files(cell.verifier.use)
+        if files:
+            key_data["verifier_files"] = [
+                hashlib.sha256(read_file(file)).hexdigest() for file in files
+            ]
+
+    text = json.dumps(key_data, sort_keys=True, default=dict)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _label_key_row(problem: Problem) -> list[Any]:
+    """What the key of labels holds of a problem."""
+    row = [problem.id, problem.prompt, problem.answer, list(problem.messages)]
+    return [*row, problem.columns] if problem.columns else row
 
 
 def label_problems(
@@ -161,20 +174,21 @@ def label_problems(
     belong to their problem; `path` holds those done, and what it holds of other settings or
     problems is made again where `replaces_others`, else an InputError."""
     evaluator = programs.labeller
+    evaluator.compile()
     problem_set = programs.tokenize(problems)
     seed = programs.cell_config.data.seed
-    evaluator.compile()
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
+
     solved_by_id = multiprocess.run_on_primary(
         lambda: read_labels(path, label_key, attempts, replaces_others), dict[int, int | float]
     )
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
-        labelled = len(problems) - (len(unlabelled) - start)
+        num_labelled = len(problems) - (len(unlabelled) - start)
         on_progress(
-            f"labelled {labelled:,} of {len(problems):,} problems by avg@{attempts}",
-            labelled / len(problems),
+            f"labelled {num_labelled:,} of {len(problems):,} problems by avg@{attempts}",
+            num_labelled / len(problems),
         )
         block = unlabelled[start : start + evaluator.problems_per_call]
         counts = evaluator.evaluate(
@@ -185,12 +199,13 @@ def label_problems(
             repeats=repeats,
             random_stream=LABEL_STREAM,
         )
+
         # What cannot be labelled is refused at once, and nothing is saved of it.
         if not solved_by_id:
             check_first_labels(path.parent, counts, programs, params)
+        reward_sums = counts.reward_sums.tolist()
         newly_solved = {
-            problems[i].id: solved
-            for i, solved in zip(block, counts.reward_sums.tolist(), strict=True)
+            problems[i].id: solved for i, solved in zip(block, reward_sums, strict=True)
         }
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
@@ -236,9 +251,11 @@ def read_labels(
     complete, newline, torn = data.rpartition(b"\n")
     if torn:
         os.truncate(path, len(complete) + len(newline))
-    solved_by_id: dict[int, float] = {}
+
     lines = complete.splitlines()
-    if lines and lines[0] != json.dumps({"key": label_key}).encode():
+    if not lines:
+        return {}
+    if lines[0] != json.dumps({"key": label_key}).encode():
         if not replaces_others:
             raise InputError(
                 where=path,
@@ -247,32 +264,44 @@ def read_labels(
             )
         warn(f"the labels in {path} are of other settings or problems; they are made again")
         path.unlink()
-        return solved_by_id
+        return {}
+
+    solved_by_id: dict[int, float] = {}
     for line_number, line in enumerate(lines[1:], 2):
-        row = parse_json(line.decode(errors="replace"), path, line_number)
-        try:
-            if row.pop(CHECKSUM_KEY) != json_checksum(row):
-                raise ValueError("its checksum is not that of what was saved")
-            problem_id = row["id"]
-            solved = row["solved"]
-            stored_attempts = row["attempts"]
-            if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
-                raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        label = _read_label(line, path, line_number)
+        if label.attempts != attempts:
             raise InputError(
                 where=f"{path}, line {line_number}",
-                found=f"no label ({e!r})",
-                fix="Remove the file, and the problems are labelled again.",
-            ) from e
-        if stored_attempts != attempts:
-            raise InputError(
-                where=f"{path}, line {line_number}",
-                found=f"labelled by avg@{stored_attempts}",
+                found=f"labelled by avg@{label.attempts}",
                 expected=f"avg@{attempts}",
                 fix="Remove it.",
             )
-        solved_by_id[problem_id] = solved
+        solved_by_id[label.problem_id] = label.solved
     return solved_by_id
+
+
+class _Label(NamedTuple):
+    problem_id: int
+    solved: float  # the sum of the rewards of the attempts
+    attempts: int
+
+
+def _read_label(line: bytes, path: Path, line_number: int) -> _Label:
+    """A line of the file `path`; InputError where it is no label, or not the one that was saved."""
+    row = parse_json(line.decode(errors="replace"), path, line_number)
+    try:
+        if row.pop(CHECKSUM_KEY) != json_checksum(row):
+            raise ValueError("its checksum is not that of what was saved")
+        label = _Label(row["id"], row["solved"], row["attempts"])
+        if type(label.problem_id) is not int or not 0 <= label.solved <= label.attempts:
+            raise ValueError(f"id is {label.problem_id}, solved {label.solved} of {label.attempts}")
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise InputError(
+            where=f"{path}, line {line_number}",
+            found=f"no label ({e!r})",
+            fix="Remove the file, and the problems are labelled again.",
+        ) from e
+    return label
 
 
 def prepare_base_policy(
@@ -281,44 +310,66 @@ def prepare_base_policy(
     """The base policy of a sweep and its problems: read from `folder`, or made there with what
     `source` has of the same settings. InputError for too few problems of the wanted difficulty,
     another checkpoint, or a damaged folder."""
-    cell, task = programs.cell_config, programs.task
+    cell = programs.cell_config
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
+
+    # The file of the problems is written last: where it is, all is there.
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists, bool):
         folder.mkdir(parents=True, exist_ok=True)
         if source is not None and multiprocess.is_primary():
             _copy_base_policy(source, folder, cell, fingerprint)
-        has_params = cell.model.path or (folder / PARAMS_FILE).exists()
-        if is_on_device(task) and not has_params and multiprocess.is_primary():
-            params = flatten_dict(
-                train_base_policy(cell, programs.decoder.base, task, on_progress), sep="."
-            )
-            write_bytes(
-                folder / PARAMS_FILE,
-                save({name: np.ascontiguousarray(x) for name, x in params.items()}),
-            )
-        multiprocess.barrier("the base policy is there")
-
-        def label(problems: list[Problem]) -> list[Problem]:
-            path = folder / LABELS_FILE
-            key = compute_label_key(cell, fingerprint, problems)
-            base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(
-                programs.decoder.base, programs.mesh
-            )
-            params, attempts = programs.initial_params(base_params), cell.data.attempts
-            return label_problems(
-                path, key, problems, attempts, programs, params, on_progress, replaces_others=True
-            )
-
-        selection = select_problems(cell, task, label)
-        if multiprocess.is_primary():
-            for note in selection.notes:
-                warn(note)
-            with_constant = not is_on_device(task) and cell.reward.kind == "binary"
-            if not is_on_device(task):
-                keep_verifier_files(folder, cell.verifier.use)
-            _save_problems(folder, cell.model, selection, fingerprint, with_constant)
-        multiprocess.barrier("the problems are chosen")
+        _train_where_needed(folder, programs, on_progress)
+        _choose_problems(folder, programs, fingerprint, on_progress)
     return load_base_policy(folder, cell, fingerprint, text_fingerprint(cell.model))
+
+
+def _train_where_needed(
+    folder: Path, programs: SweepPrograms, on_progress: ProgressCallback
+) -> None:
+    """Makes the base policy of a task with demonstrations, unless there is one."""
+    cell, task = programs.cell_config, programs.task
+    has_params = cell.model.path or (folder / PARAMS_FILE).exists()
+    if is_on_device(task) and not has_params and multiprocess.is_primary():
+        params = train_base_policy(cell, programs.decoder.base, task, on_progress)
+        flat = flatten_dict(params, sep=".")
+        write_bytes(
+            folder / PARAMS_FILE,
+            save({name: np.ascontiguousarray(x) for name, x in flat.items()}),
+        )
+    multiprocess.barrier("the base policy is there")
+
+
+def _choose_problems(
+    folder: Path, programs: SweepPrograms, fingerprint: str, on_progress: ProgressCallback
+) -> None:
+    """Labels the task's problems where the config asks for a difficulty, and saves those that are
+    chosen."""
+    cell, task = programs.cell_config, programs.task
+
+    def label(problems: list[Problem]) -> list[Problem]:
+        base_policy = BasePolicy(folder, cell.model, [], [], {})
+        base_params = base_policy.load_params(programs.decoder.base, programs.mesh)
+        return label_problems(
+            folder / LABELS_FILE,
+            compute_label_key(cell, fingerprint, problems),
+            problems,
+            cell.data.attempts,
+            programs,
+            programs.initial_params(base_params),
+            on_progress,
+            replaces_others=True,
+        )
+
+    selection = select_problems(cell, task, label)
+    if multiprocess.is_primary():
+        for note in selection.notes:
+            warn(note)
+        host_verifies = not is_on_device(task)
+        if host_verifies:
+            keep_verifier_files(folder, cell.verifier.use)
+        with_constant = host_verifies and cell.reward.kind == "binary"
+        _save_problems(folder, cell.model, selection, fingerprint, with_constant)
+    multiprocess.barrier("the problems are chosen")
 
 
 def _save_problems(
@@ -328,33 +379,41 @@ def _save_problems(
     fingerprint: str,
     with_constant: bool,
 ) -> None:
+    """Writes the problems, and what the base policy was made with. with_constant: also the one
+    answer that is right most often in the validation set."""
+    constant = None
     constant_answer = best_constant(selection.validation) if with_constant else None
-    constant = (
-        dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
-    )
+    if constant_answer:
+        constant = dict(zip(("answer", "reward"), constant_answer, strict=True))
     source = hf_load.read_source(Path(model.path)) if model.path else None
+
     problems_by_split = {
         "training": selection.training,
         "validation": selection.validation,
         "left out": selection.out_of_range,
-        **{f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()},
     }
-    rows = [
-        _problem_row(p, split) for split, problems in problems_by_split.items() for p in problems
+    for name, problems in selection.extra_sets.items():
+        problems_by_split[f"{EXTRA_PREFIX}{name}"] = problems
+    lines = [
+        json.dumps(_problem_row(problem, split)) + "\n"
+        for split, problems in problems_by_split.items()
+        for problem in problems
     ]
-    problems_text = "".join(json.dumps(row) + "\n" for row in rows)
+    problems_text = "".join(lines)
+
     checksums = {PROBLEMS_FILE: crc32(problems_text.encode())}
     if (folder / PARAMS_FILE).exists():
         checksums[PARAMS_FILE] = crc32(read_file(folder / PARAMS_FILE))
     about = {
-        "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source,
+        "checkpoint": fingerprint,
+        "text_files": text_fingerprint(model),
+        "source": source,
         "notes": selection.notes,
-        "best_constant": constant, "checksums": checksums,
-    }  # fmt: skip
-    write_text(
-        folder / ABOUT_FILE,
-        json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1) + "\n",
-    )
+        "best_constant": constant,
+        "checksums": checksums,
+    }
+    about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
+    write_text(folder / ABOUT_FILE, about_text + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
 
 
@@ -375,10 +434,14 @@ def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint:
                 found="has other settings of cell.*, not only of cell.rl and cell.eval",
             )
         load_base_policy(source, cell, fingerprint)
-        # else other labels
-        files = [PARAMS_FILE, *[LABELS_FILE] * (source_cell.eval.samples == cell.eval.samples)]
-        for path in filter(Path.exists, (source / name for name in files)):
-            write_bytes(folder / path.name, read_file(path))
+
+        # With other numbers of samples, labels would be of other draws.
+        names = [PARAMS_FILE]
+        if source_cell.eval.samples == cell.eval.samples:
+            names.append(LABELS_FILE)
+        for name in names:
+            if (source / name).exists():
+                write_bytes(folder / name, read_file(source / name))
     except InputError as e:
         warn(f"run.base_from: {e} This run makes a base policy and labels of its own.")
 
@@ -392,6 +455,52 @@ def load_base_policy(
 ) -> BasePolicy:
     """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint,
     or with another tokenizer than that of `text_files`, its fingerprint (None: any)."""
+    base_folder = _read_folder(folder)
+    if base_folder.checkpoint != fingerprint:
+        raise InputError(
+            where="cell.model.path",
+            found=(
+                f"{cell.model.path} is not the checkpoint that {folder} was made with: its "
+                f"fingerprint is {fingerprint!r}"
+            ),
+            expected=repr(base_folder.checkpoint),
+            fix="Put that one back, or choose another name=NAME for a new run.",
+        )
+    if text_files is not None and base_folder.text_files not in (None, text_files):
+        raise InputError(
+            where="cell.model.path",
+            found=(
+                f"tokenizer, chat template or generation_config.json in {cell.model.path} changed "
+                f"since {folder} was made"
+            ),
+            fix="Put the old files back, or choose another name=NAME.",
+        )
+
+    problems_by_split = base_folder.problems_by_split
+    extra_sets = {
+        split.removeprefix(EXTRA_PREFIX): problems
+        for split, problems in problems_by_split.items()
+        if split.startswith(EXTRA_PREFIX)
+    }
+    return BasePolicy(
+        folder,
+        cell.model,
+        training=problems_by_split["training"],
+        validation=problems_by_split["validation"],
+        extra_sets=extra_sets,
+    )
+
+
+class _BaseFolder(NamedTuple):
+    """What is saved of a base policy, but its parameters."""
+
+    checkpoint: str  # the fingerprint of the weights in `model.path`; "" of a policy without one
+    text_files: str | None  # that of its tokenizer's files; None in folders of older versions
+    problems_by_split: defaultdict[str, list[Problem]]
+
+
+def _read_folder(folder: Path) -> _BaseFolder:
+    """InputError where a checksum is wrong, or something cannot be read."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         about = json.loads(read_file(folder / ABOUT_FILE))
@@ -400,42 +509,17 @@ def load_base_policy(
         for name, checksum in about["checksums"].items():
             if crc32(read_file(folder / name)) != checksum:
                 raise _damaged(folder, name)
-        stored_fingerprint = about["checkpoint"]
+
         for line in read_file(folder / PROBLEMS_FILE).decode().splitlines():
             row = json.loads(line)
-            split, messages = row.pop("split"), tuple(row["messages"])
-            problems_by_split[split].append(Problem(**row | {"messages": messages}))
+            split = row.pop("split")
+            row["messages"] = tuple(row["messages"])
+            problems_by_split[split].append(Problem(**row))
+        return _BaseFolder(about["checkpoint"], about.get("text_files"), problems_by_split)
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise _unreadable(folder, e) from e
-    if stored_fingerprint != fingerprint:
-        raise InputError(
-            where="cell.model.path",
-            found=(
-                f"{cell.model.path} is not the checkpoint that {folder} was made with "
-                f"(fingerprint {fingerprint!r}"
-            ),
-            expected=f"{stored_fingerprint!r})",
-            fix="Put that one back, or choose another name=NAME for a new run.",
-        )
-    if text_files is not None and about.get("text_files", text_files) != text_files:
-        changed = (
-            "cell.model.path: tokenizer, chat template or generation_config.json in "
-            f"{cell.model.path} changed"
-        )
-        raise InputError(
-            found=f"{changed} since {folder} was made",
-            fix="Put the old files back, or choose another name=NAME.",
-        )
-    training = problems_by_split["training"]
-    validation = problems_by_split["validation"]
-    extra_sets = {
-        split.removeprefix(EXTRA_PREFIX): problems
-        for split, problems in problems_by_split.items()
-        if split.startswith(EXTRA_PREFIX)
-    }
-    return BasePolicy(folder, cell.model, training, validation, extra_sets)
 
 
 def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
@@ -443,8 +527,7 @@ def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, 
     problems."""
     order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
     panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
-    return {
-        VALIDATION_SET: base_policy.validation,
-        **base_policy.extra_sets,
-        **({PANEL: panel} if panel else {}),
-    }
+    problem_sets = {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets}
+    if panel:
+        problem_sets[PANEL] = panel
+    return problem_sets

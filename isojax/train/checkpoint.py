@@ -79,9 +79,11 @@ class CorruptCheckpoint(Exception):
     it."""
 
 
-ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
 CHECKSUM_KEY = "checksum"  # of the other values of a JSON object
+MAX_ERROR_TEXT = 300  # characters of Orbax's own message that are shown
+# What a file that cannot be opened says of the machine, not of the file
+ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 # Orbax's managers share state within a process, and cells run in threads
 ORBAX_LOCK = threading.Lock()
 # Orbax raises what it logs as errors with a stack for each of its threads; a user sees the
@@ -103,27 +105,27 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     written."""
 
     def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
-        self.folder, self.max_to_keep = folder.absolute(), max_to_keep
-        self._start_upload, self._upload = start_upload, None
+        self.folder = folder.absolute()
+        self.max_to_keep = max_to_keep
+        self._start_upload = start_upload
+        self._upload: Future[None] | None = None  # of the last checkpoint
         _hide_late_errors()
         multiprocess.run_on_primary(lambda: self.folder.mkdir(parents=True, exist_ok=True), None)
         self._open()
 
     def _open(self) -> None:
+        # With its processes named, Orbax synchronises no devices: a sampler may be at work on them.
+        processes = ocp.options.MultiprocessingOptions(
+            active_processes=set(multiprocess.members()), barrier_sync_key_prefix="isojax"
+        )
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.max_to_keep,
+            create=False,  # not supported with the processes named
+            cleanup_tmp_directories=True,  # torn by a kill
+            async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
+            multiprocessing_options=processes,
+        )
         with ORBAX_LOCK:
-            # With its processes named, Orbax synchronises no devices, on which a sampler may be at
-            # work.
-            members = set(multiprocess.members())
-            processes = ocp.options.MultiprocessingOptions(
-                active_processes=members, barrier_sync_key_prefix="isojax"
-            )
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=self.max_to_keep,
-                create=False,  # not supported with the processes named
-                cleanup_tmp_directories=True,  # torn by a kill
-                async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
-                multiprocessing_options=processes,
-            )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -140,17 +142,22 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
         """Saves in the background, unless there is a checkpoint after as many updates; `wait` waits
         for it. pending_rollouts: arrays of rollouts in progress."""
-        trees = {"state": state_trees(state)} | (
-            {} if pending_rollouts is None else {"pending": pending_rollouts}
-        )
+        trees: dict[str, Any] = {"state": state_trees(state)}
+        if pending_rollouts is not None:
+            trees["pending"] = pending_rollouts
+
+        # The clock is an item of its own: all others are equal, bit for bit, in equal runs.
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
-        if len(multiprocess.members()) < jax.process_count() and not multiprocess.is_multiprocess():
+        clock = {"seconds": host_data.pop("seconds")}
+
+        is_alone = not multiprocess.is_multiprocess()
+        if is_alone and len(multiprocess.members()) < jax.process_count():
             # Orbax saves no array of one process alone, where there are several
             trees = jax.device_get(trees)
         items: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in trees.items()}
-        # The clock is an item of its own: all others are equal, bit for bit, in equal runs.
-        for name, data in (("clock", {"seconds": host_data.pop("seconds")}), ("host", host_data)):
+        for name, data in (("clock", clock), ("host", host_data)):
             items[name] = ocp.args.JsonSave(data | {CHECKSUM_KEY: json_checksum(data)})
+
         self._wait_for_upload()
         with self._writing():
             if cursor.M not in self._manager.all_steps():
@@ -164,21 +171,23 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with
         shardings), and its cursor; None if there is none. A damaged checkpoint is moved aside with
         a warning."""
-        while (M := multiprocess.run_on_primary(self._manager.latest_step, int | None)) is not None:
+        while True:
+            M = multiprocess.run_on_primary(self._manager.latest_step, int | None)
+            if M is None:
+                return None
             try:
-                state, cursor = _read_arrays(
-                    self.folder / str(M), "state", state_trees(abstract_state)
-                )
+                path = self.folder / str(M)
+                state, cursor = _read_arrays(path, "state", state_trees(abstract_state))
                 return TrainState(**state), cursor
             except CorruptCheckpoint as e:
                 self.set_aside(M, f"is damaged ({e})")
-        return None
 
     def restore_pending(self, M: int, template: Any) -> Any:
         """The arrays of the rollouts in progress after M updates, sharded as `template`; raises
         CorruptCheckpoint, and moves the checkpoint aside, where they differ from what was saved."""
         try:
-            return _read_arrays(self.folder / str(M), "pending", template)[0]
+            arrays, _ = _read_arrays(self.folder / str(M), "pending", template)
+            return arrays
         except CorruptCheckpoint as e:
             self.set_aside(M, f"is damaged ({e})")
             raise
@@ -188,10 +197,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         name = f"{self.folder.name}-damaged-{M}"
         earlier_copies = len(list(self.folder.parent.glob(f"{name}*")))
         new_path = self.folder.with_name(f"{name}-{earlier_copies}" if earlier_copies else name)
+
         older_steps = [step for step in self._manager.all_steps() if step < M]
         consequence = "there is none before it: the cell starts again"
         if older_steps:
             consequence = f"going on from the one of update {max(older_steps)}"
+
         with ORBAX_LOCK:
             self._manager.close()
         if multiprocess.is_primary():
@@ -202,6 +213,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._open()
 
     def wait(self) -> None:
+        """Waits until all checkpoints are written, and copied where they are."""
         with self._writing():
             self._manager.wait_until_finished()
         self._wait_for_upload()
@@ -213,27 +225,28 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """What is done in it writes a checkpoint; RunFailed where that fails."""
         with ORBAX_LOCK:
             try:
                 yield
             except Exception as e:  # whatever the file system raises, or Orbax around it
                 steps = self._manager.all_steps()
-                fallback = (
-                    f"the one of update {max(steps)} is complete"
-                    if steps
-                    else "none was written before"
-                )
-                # Tensorstore's notes, of which either may come first, are left out.
-                error_text = " ".join(
-                    re.split(r"\[(?:source locations|tensorstore_spec)", str(e))[0].split()
-                )
-                # its beginning says what was written, its end why that failed
-                if len(error_text) > 300:
-                    error_text = f"{error_text[:100]} ... {error_text[-190:]}"
-                problem = f"a checkpoint cannot be written to {self.folder} ({error_text})"
+                fallback = "none was written before"
+                if steps:
+                    fallback = f"the one of update {max(steps)} is complete"
                 raise RunFailed(
-                    f"{problem}; {fallback}. Solve that, and continue with --resume."
+                    f"a checkpoint cannot be written to {self.folder} ({_shorten(e)}); {fallback}. "
+                    "Solve that, and continue with --resume."
                 ) from e
+
+
+def _shorten(error: Exception) -> str:
+    """What Orbax says, in a line. Tensorstore's notes, of which either may come first, are left
+    out."""
+    without_notes = re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0]
+    text = " ".join(without_notes.split())
+    # its beginning says what was written, its end why that failed
+    return text if len(text) <= MAX_ERROR_TEXT else f"{text[:100]} ... {text[-190:]}"
 
 
 def has_checkpoint(folder: Path, M: int) -> bool:
@@ -269,10 +282,13 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     """A tree of arrays of a checkpoint, or a part of it, and the cursor; CorruptCheckpoint in all
     processes where one cannot read what was saved. The handler waits for no other process, as
     Orbax's manager would."""
+    # The cursor, and the checksums of all arrays.
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
     host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
     host_data["spans"] = tuple(RunSpan(*span) for span in host_data.get("spans", ()))
+
+    # The arrays.
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
     )
@@ -282,10 +298,12 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     restored = _read_on_all_hosts(lambda: handler.restore(epath.Path(path / name), args=args))
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(restored)):
         raise CorruptCheckpoint("its metadata lacks some of the arrays")
+
     checksums = array_checksums({name: restored})
-    if mismatched := sorted(
-        key for key, value in checksums.items() if expected_checksums.get(key) != value
-    ):
+    mismatched = sorted(
+        key for key, checksum in checksums.items() if expected_checksums.get(key) != checksum
+    )
+    if mismatched:
         raise CorruptCheckpoint(
             f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not as saved"
         )
@@ -293,17 +311,21 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 
 
 def _read_host_data(path: Path) -> dict[str, Any]:
-    # a pipe would be waited for
-    if others := [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]:
+    """The plain data of a checkpoint; ValueError where it is not what was saved."""
+    others = [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]
+    if others:  # a pipe would be waited for
         raise ValueError(f"{others[0].relative_to(path)} is no file")
-    result = {}
-    # older checkpoints have no clock
-    for name in ("host", "clock") if (path / "clock").exists() else ("host",):
+
+    names = ["host"]
+    if (path / "clock").exists():  # older checkpoints have none
+        names.append("clock")
+    host_data: dict[str, Any] = {}
+    for name in names:
         data = json.loads(read_file(path / name / "metadata"))
         if data.pop(CHECKSUM_KEY) != json_checksum(data):
             raise ValueError("the cursor is not what was saved")
-        result |= data
-    return result
+        host_data |= data
+    return host_data
 
 
 def json_checksum(data: dict[str, Any]) -> int:
@@ -315,10 +337,10 @@ def array_checksums(tree: Any) -> dict[str, int]:
     """A checksum of each array's bits by its path in the tree; it does not depend on how the array
     is sharded."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    values = _leaf_checksums([x for _, x in leaves])
+    checksums = _leaf_checksums([x for _, x in leaves])
     return {
-        jax.tree_util.keystr(path): int(value)
-        for (path, _), value in zip(leaves, values, strict=True)
+        jax.tree_util.keystr(path): int(checksum)
+        for (path, _), checksum in zip(leaves, checksums, strict=True)
     }
 
 
@@ -333,10 +355,12 @@ def _array_checksum(x: Array) -> UInt32[Array, ""]:
     if jnp.issubdtype(x.dtype, jnp.bool_):
         words = x.astype(jnp.uint32)
     else:
-        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(
-            jnp.uint32
-        )
-    word_index, stride = jnp.uint32(0), 1
+        bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+        words = bits.astype(jnp.uint32)
+
+    # The position of each word in the whole array, which a flat `arange` would not split.
+    word_index = jnp.uint32(0)
+    stride = 1
     for axis in reversed(range(x.ndim)):
         word_index += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= x.shape[axis]
@@ -346,17 +370,21 @@ def _array_checksum(x: Array) -> UInt32[Array, ""]:
 def _read_on_all_hosts(read: Callable[[], T]) -> T:
     """What `read` returns, if every process can read it; else CorruptCheckpoint in all
     processes."""
-    result, problem = None, ""
+    result: T | None = None
+    problem = ""
     try:
         result = read()
-    except (
-        Exception
-    ) as e:  # a damaged file may raise anything; but lack of memory or permission is no damage
-        if is_out_of_memory(e) or (isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS):
+    except Exception as e:  # whatever a damaged file makes a reader raise
+        # Lack of memory or permission is no damage.
+        is_of_machine = isinstance(e, OSError) and e.errno in ENVIRONMENT_ERRNOS
+        if is_out_of_memory(e) or is_of_machine:
             raise
-        problem = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
-    if problem := next(filter(None, multiprocess.allgather(problem, str)), ""):
-        raise CorruptCheckpoint(problem)
+        first_line = str(e).splitlines()[0][:200] if str(e) else ""
+        problem = f"{type(e).__name__}: {first_line}"
+
+    problems = [text for text in multiprocess.allgather(problem, str) if text]
+    if problems:
+        raise CorruptCheckpoint(problems[0])
     return cast(T, result)
 
 
@@ -365,9 +393,8 @@ def _save_barrier(*, key: str, timeout_ms: int) -> None:
     process, which then ends, and the launcher's watchdog ends the others. Else they would wait for
     each other for twenty minutes."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
-        ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))(
-            key=key, timeout_ms=timeout_ms
-        )
+        wait = ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))
+        wait(key=key, timeout_ms=timeout_ms)
 
 
 @cache

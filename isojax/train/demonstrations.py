@@ -2,7 +2,9 @@
 device."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial, reduce
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import optax.contrib
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
+from isojax.core.config.model import BasePolicyConfig
 from isojax.core.machine import cores
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.protocol import DeviceTask, EncodedProblems
@@ -21,6 +24,7 @@ from isojax.train.outputs import ProgressCallback
 WARMUP_STEPS = 60
 # a batch of demonstrations is split into so many pieces, which fit a processor's cache
 GRADIENT_PIECES = 8
+PROGRESS_STEPS = 50  # between two reports
 
 
 def sft_loss(
@@ -31,28 +35,71 @@ def sft_loss(
     has_turns: bool = False,
     padded: bool = False,
 ) -> Array:
-    """Mean negative log-likelihood of the answers' tokens, including their end token; has_turns: up
-    to the last end token, without context (tasks/turns.py); padded: prompts may be, and each answer
-    is moved to its prompt's end."""
-    prompts, lengths, signed_answers, _ = batch
-    answers = plain_tokens(signed_answers) if has_turns else signed_answers
-    (_, P), (_, T), end = prompts.shape, answers.shape, lengths[:, None]
+    """The mean negative log-likelihood of the answers' tokens, the first end token included.
+
+    batch: prompts i32[Q P], answers i32[Q T].
+    has_turns: up to the last end token, and without context, which is ~token (tasks/turns.py).
+    padded: whether prompts may be, on the right; then each answer is moved to its prompt's end.
+    """
+    prompts, lengths = batch.prompts, batch.prompt_lengths
+    answers = plain_tokens(batch.answers) if has_turns else batch.answers
+    P, T = prompts.shape[1], answers.shape[1]
+    prompt_end = lengths[:, None]
+
+    # Prompt and answer in a row [Q, P + T - 1]; the last token of an answer predicts none.
     tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)
-    i = jnp.arange(P + T - 1)[None]
     if padded:
-        tokens = jnp.take_along_axis(tokens, jnp.where(i < end, i, i + P - end), 1, mode="clip")
+        position = jnp.arange(P + T - 1)[None]
+        source = jnp.where(position < prompt_end, position, position + P - prompt_end)
+        tokens = jnp.take_along_axis(tokens, source, 1, mode="clip")
     hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))
-    answer_columns = (end - 1 + jnp.arange(T)[None])[..., None]
-    hidden = jnp.take_along_axis(hidden, answer_columns, 1) if padded else hidden[:, P - 1 :]
+
+    # The state before each token of the answer, from the prompt's last one on.
+    if padded:
+        columns = prompt_end - 1 + jnp.arange(T)[None]
+        hidden = jnp.take_along_axis(hidden, columns[..., None], 1)
+    else:
+        hidden = hidden[:, P - 1 :]
     log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
     token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
+
+    # Which tokens count.
+    position = jnp.arange(T)[None]
+    is_end = answers == eos
     if has_turns:
-        loss_mask = (signed_answers >= 0) & (
-            jnp.arange(T)[None] < T - (answers == eos)[:, ::-1].argmax(1)[:, None]
-        )
+        tokens_after_last_end = is_end[:, ::-1].argmax(1)[:, None]
+        loss_mask = (batch.answers >= 0) & (position < T - tokens_after_last_end)
     else:
-        loss_mask = jnp.arange(T)[None] <= (answers == eos).argmax(1)[:, None]
+        loss_mask = position <= is_end.argmax(1)[:, None]
     return -(token_logps * loss_mask).sum() / loss_mask.sum()
+
+
+class LossAndGradient(NamedTuple):
+    """Of a piece of a batch, or sums over several."""
+
+    loss: Array
+    gradient: Params
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Batches of a task's demonstrations, in pieces that threads may share."""
+
+    cell: CellConfig
+    task: DeviceTask
+    pieces: int
+    rng: np.random.Generator
+
+    def next_batch(self) -> list[EncodedProblems]:
+        """The pieces of the next `base.batch` demonstrations."""
+        sampling = self.cell.sampling
+        batch = self.task.demonstrations(
+            self.cell.base.batch, self.rng, sampling.prompt_length, sampling.response_length
+        )
+        # without the padding that no prompt of the batch needs
+        batch = batch._replace(prompts=batch.prompts[:, : batch.prompt_lengths.max()])
+        pieces_of_columns = [np.split(column, self.pieces) for column in batch]
+        return [EncodedProblems(*piece) for piece in zip(*pieces_of_columns, strict=True)]
 
 
 def train_base_policy(
@@ -61,64 +108,55 @@ def train_base_policy(
     """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`: Muon
     for the matrices, Adam for the rest. On a CPU the cores share the pieces of a batch, whose
     gradients are added in a fixed order."""
-    base_config, sampling = cell.base, cell.sampling
-    steps = max(base_config.steps, WARMUP_STEPS + 1)
-    learning_rate = optax.warmup_cosine_decay_schedule(
-        0.0, base_config.learning_rate, WARMUP_STEPS, steps
-    )
-    optimizer = optax.contrib.muon(learning_rate)
+    base_config = cell.base
+    optimizer = build_optimizer(base_config)
     pieces = GRADIENT_PIECES if base_config.batch % GRADIENT_PIECES == 0 else 1
-    rng = np.random.default_rng(base_config.seed)
-
-    def demonstrations() -> list[EncodedProblems]:
-        batch = task.demonstrations(
-            base_config.batch, rng, sampling.prompt_length, sampling.response_length
-        )
-        batch = batch._replace(prompts=batch.prompts[:, : batch.prompt_lengths.max()])
-        return [
-            EncodedProblems(*part)
-            for part in zip(*(np.split(x, pieces) for x in batch), strict=True)
-        ]
+    demonstrations = Demonstrations(cell, task, pieces, np.random.default_rng(base_config.seed))
 
     @partial(jax.jit, static_argnums=2)
-    def piece_gradient(
-        params: Params, piece: EncodedProblems, padded: bool
-    ) -> tuple[Array, Params]:
-        return jax.value_and_grad(
-            lambda p: sft_loss(decoder, p, piece, task.eos, task.stops.has_turns, padded)
-        )(params)
+    def differentiate(params: Params, piece: EncodedProblems, padded: bool) -> LossAndGradient:
+        def loss(params: Params) -> Array:
+            return sft_loss(decoder, params, piece, task.eos, task.stops.has_turns, padded)
 
-    def compute_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
+        return LossAndGradient(*jax.value_and_grad(loss)(params))
+
+    def compute_gradient(params: Params, piece: EncodedProblems) -> LossAndGradient:
         padded = bool((piece.prompt_lengths < piece.prompts.shape[1]).any())
-        return jax.block_until_ready(piece_gradient(params, piece, padded))
+        return jax.block_until_ready(differentiate(params, piece, padded))
 
     @partial(jax.jit, donate_argnums=0)
-    def add_gradients(
-        total: tuple[Array, Params], piece: tuple[Array, Params]
-    ) -> tuple[Array, Params]:
+    def add(total: LossAndGradient, piece: LossAndGradient) -> LossAndGradient:
         return jax.tree.map(jnp.add, total, piece)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def apply_gradient(
-        params: Params, opt_state: optax.OptState, total: tuple[Array, Params]
+    def take_step(
+        params: Params, opt_state: optax.OptState, total: LossAndGradient
     ) -> tuple[Params, optax.OptState, Array]:
-        loss, gradient = jax.tree.map(lambda x: x / pieces, total)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return jax.tree.map(jnp.add, params, updates), opt_state, loss
+        mean = jax.tree.map(lambda x: x / pieces, total)
+        updates, opt_state = optimizer.update(mean.gradient, opt_state, params)
+        return jax.tree.map(jnp.add, params, updates), opt_state, mean.loss
 
     params = jax.jit(decoder.init)(jax.random.key(base_config.seed))
     opt_state = jax.jit(optimizer.init)(params)
-    batch = demonstrations()
-    with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as pool:
-        for i in range(base_config.steps):
-            piece_gradients = pool.map(partial(compute_gradient, params), batch)
-            batch = demonstrations()  # the next batch, while the threads compute
-            params, opt_state, loss = apply_gradient(
-                params, opt_state, reduce(add_gradients, piece_gradients)
-            )
-            if i % 50 == 49:
-                progress = (
-                    f"base policy: step {i + 1} of {base_config.steps}, loss {float(loss):.3f}"
+    batch = demonstrations.next_batch()
+    num_threads = min(pieces, cores()) if jax.default_backend() == "cpu" else 1
+    with ThreadPoolExecutor(num_threads) as pool:
+        for step in range(base_config.steps):
+            gradients = pool.map(partial(compute_gradient, params), batch)
+            batch = demonstrations.next_batch()  # while the threads compute
+            params, opt_state, loss = take_step(params, opt_state, reduce(add, gradients))
+            if step % PROGRESS_STEPS == PROGRESS_STEPS - 1:
+                on_progress(
+                    f"base policy: step {step + 1} of {base_config.steps}, loss {float(loss):.3f}",
+                    (step + 1) / base_config.steps,
                 )
-                on_progress(progress, (i + 1) / base_config.steps)
     return jax.device_get(params)
+
+
+def build_optimizer(config: BasePolicyConfig) -> optax.GradientTransformation:
+    """Muon, its learning rate warmed up and then a cosine to 0."""
+    steps = max(config.steps, WARMUP_STEPS + 1)
+    learning_rate = optax.warmup_cosine_decay_schedule(
+        0.0, config.learning_rate, WARMUP_STEPS, steps
+    )
+    return optax.contrib.muon(learning_rate)

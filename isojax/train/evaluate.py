@@ -5,7 +5,6 @@ them is one of their policies."""
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
 from typing import Any
 
 import jax
@@ -90,6 +89,27 @@ class EvalCounts:
 
 
 @dataclass(frozen=True)
+class CallOrder:
+    """In which order an evaluation's rollouts are sampled: [part][repeat][problem][sample], where a
+    part is the problems of a call, and each of its repeats is a call."""
+
+    problems_of_parts: Sequence[int]  # how many each has
+    repeats: int
+    samples_per_problem: int
+
+    def by_problem(self, values: np.ndarray) -> np.ndarray:
+        """What is known of each rollout, [rollouts of all calls], as [Q, k]: a row a problem."""
+        k = self.repeats * self.samples_per_problem
+        part_ends = np.cumsum([problems * k for problems in self.problems_of_parts])
+        call_shape = (self.repeats, -1, self.samples_per_problem)
+        rows = [
+            part.reshape(call_shape).swapaxes(0, 1).reshape(-1, k)
+            for part in np.split(values, part_ends[:-1])
+        ]
+        return np.concatenate(rows)
+
+
+@dataclass(frozen=True)
 class CallSamples:
     """What an evaluation keeps of the rollouts of a call."""
 
@@ -106,17 +126,18 @@ def summarize_call(
     rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: Layout
 ) -> CallSamples:
     """Of a call's rollouts. `rewards`: f32[S rows], or None where the host verifies."""
-    stopped, lengths, mask = map(
-        layout.in_order, (rollouts.stopped, rollouts.lengths, rollouts.mask)
-    )
+    stopped = layout.in_order(rollouts.stopped)
+    lengths = layout.in_order(rollouts.lengths)
+    mask = layout.in_order(rollouts.mask)
     # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN,
     # none is above this.
     are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
-    responses, n = response_tokens(rollouts, layout), layout.n
+
+    n = layout.n
+    responses = response_tokens(rollouts, layout)
+    of_problems = [responses[start : start + n] for start in range(0, layout.B, n)]
     return CallSamples(
-        responses=[
-            responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, layout.B, n)
-        ],
+        responses=[of_problem[:KEPT_ROLLOUTS] for of_problem in of_problems],
         ended=stopped,
         interrupted=int((mask.sum(-1) < lengths).sum()),
         turns=int(count_turns(mask).sum()),
@@ -169,6 +190,10 @@ def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArra
     return ProblemArrays(*(np.concatenate([x, np.repeat(x[:1], padding, 0)]) for x in encoded))
 
 
+def ignore_counts(problems: Sequence[Problem], counts: EvalCounts) -> None:
+    """What an Evaluator calls where nobody listens."""
+
+
 class Evaluator:
     """Samples and grades, `problems_per_call` problems with `samples_per_problem` rollouts each in
     a call."""
@@ -191,14 +216,12 @@ class Evaluator:
         self.samples_per_problem = samples_per_problem
         self._stops = task.stops
         # Called with the problems of each evaluation and its result.
-        self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: (
-            None
-        )
-        W = (
-            trainer_shapes.slots_per_prefix
-            if samples_per_problem >= trainer_shapes.slots_per_prefix
-            else 1
-        )
+        self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = ignore_counts
+
+        # Slots share a prompt only where its samples fill them.
+        W = trainer_shapes.slots_per_prefix
+        if samples_per_problem < W:
+            W = 1
         self.shapes = replace(
             trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W
         )
@@ -252,41 +275,32 @@ class Evaluator:
             arrays = pad_problems(part.arrays, self.shapes)
             for key in keys:
                 requests.append(SampleRequest(part.problems, arrays, self.samples_per_problem, key))
-        samples, host_grades = self._sample_and_grade(params, requests)
-        grades = grades_on_device(samples) if host_grades is None else host_grades
+        calls, host_grades = self._sample_and_grade(params, requests)
+        grades = grades_on_device(calls) if host_grades is None else host_grades
 
-        k = repeats * self.samples_per_problem
-        rollouts_by_part = [len(part.problems) * k for part in parts]
+        # Each array [rollouts of all calls] as [Q, k].
+        order = CallOrder([len(part.problems) for part in parts], repeats, self.samples_per_problem)
+        rewards = order.by_problem(grades.rewards)
+        ended = order.by_problem(np.concatenate([call.ended for call in calls]))
+        parsed = order.by_problem(grades.parsed)
+        scores = {name: order.by_problem(values) for name, values in grades.scores.items()}
 
-        def by_problem(values: np.ndarray) -> np.ndarray:
-            """What is known of each rollout, [Q, k]; it comes call by call:
-            [part][repeat][problem][sample]."""
-            values_of_parts = np.split(values, np.cumsum(rollouts_by_part)[:-1])
-            shape = (repeats, -1, self.samples_per_problem)
-            rows = [part.reshape(shape).swapaxes(0, 1).reshape(-1, k) for part in values_of_parts]
-            return np.concatenate(rows)
-
-        rewards = by_problem(grades.rewards)
-        ended = by_problem(np.concatenate([call.ended for call in samples]))
-        parsed = by_problem(grades.parsed)
-        scores = {name: by_problem(values) for name, values in grades.scores.items()}
-        of_first_repeats = samples[::repeats]
-        responses = [kept for call in of_first_repeats for kept in call.responses]
-        stops = self._stops
-        interruptions = sum(call.interrupted for call in samples)
-        turns = sum(call.turns for call in samples)
+        calls_of_first_repeat = calls[::repeats]
+        responses = [kept for call in calls_of_first_repeat for kept in call.responses]
+        interruptions = sum(call.interrupted for call in calls)
+        turns = sum(call.turns for call in calls)
         counts = EvalCounts(
             rewards=rewards,
             first_responses=[kept[0] for kept in responses],
             ended=int(ended.sum()),
             parsed=int(grades.parsed.sum()),
             failures=Counter(grades.failures),
-            interrupted=interruptions if stops.interruption else None,
-            turns=turns if stops.has_turns else None,
+            interrupted=interruptions if self._stops.interruption else None,
+            turns=turns if self._stops.has_turns else None,
             graded=self.graded,
             mean_scores={name: float(np.mean(values)) for name, values in grades.scores.items()},
             empty=grades.empty,
-            nonfinite=sum(call.nonfinite for call in samples),
+            nonfinite=sum(call.nonfinite for call in calls),
             failed_checks=grades.failed_checks,
             replies=grades.replies,
             failed_replies=sum(grades.reply_failures.values()),
@@ -311,19 +325,21 @@ class Evaluator:
     def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """The rewards of the validation set, and of further sets, each with a stream of draws of
-        its own."""
-        random_streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
-        return {
-            name: self.evaluate(params, problem_set, seed, evaluation, random_stream=random_stream)
-            for random_stream, (name, problem_set) in zip(
-                random_streams, problem_sets.items(), strict=False
+        """The rewards of the validation set, which comes first, and of further sets, each with a
+        stream of draws of its own."""
+        counts_by_set = {}
+        for i, (name, problem_set) in enumerate(problem_sets.items()):
+            random_stream = EVAL_STREAM if i == 0 else EXTRA_STREAM + i - 1
+            counts_by_set[name] = self.evaluate(
+                params, problem_set, seed, evaluation, random_stream=random_stream
             )
-        }
+        return counts_by_set
 
 
 def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
+    """The key of one repeat of an evaluation; `evaluation` counts these."""
+    stream_key = jax.random.fold_in(jax.random.key(seed), random_stream)
+    return jax.random.fold_in(stream_key, evaluation)
 
 
 def make_eval_point(
@@ -339,19 +355,20 @@ def make_eval_point(
     assert cursor.rollouts is not None, "open_cell has counted them"
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
-    sums_by_set = {
+    reward_sums = {
         name: tuple(counts.reward_sums.tolist()) for name, counts in counts_by_set.items()
     }
+    of_validation = reward_sums.pop(VALIDATION_SET)
     return EvalPoint(
         target=target,
         M=cursor.M,
         rollouts=cursor.rollouts,
         tokens=cursor.tokens + round(tokens),
         metrics=eval_metrics(counts_by_set),
-        counts=sums_by_set.pop(VALIDATION_SET),
+        counts=of_validation,
         samples=samples,
         train=train_metrics,
-        extra=sums_by_set,
+        extra=reward_sums,
     )
 
 
@@ -370,6 +387,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
     for set_name, counts in counts_by_set.items():
         if set_name == PANEL:
             continue
+
         rollouts = counts.rewards.size
         set_metrics = summarize_rewards(counts.rewards, counts.reward_sums) | {
             "parsed_fraction": counts.parsed / rollouts,
@@ -381,7 +399,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
             set_metrics["interrupted"] = counts.interrupted / rollouts
         if counts.turns is not None:
             set_metrics["turns"] = counts.turns / rollouts
-        metrics |= {
-            f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()
-        }
+
+        prefix = f"{set_name}/" if set_name else ""
+        metrics |= {f"{prefix}{name}": value for name, value in set_metrics.items()}
     return metrics

@@ -22,7 +22,8 @@ CHECK_EVERY = 8  # updates
 MIN_GROUPS = 256  # of a stage before n doubles early; mixed ones, before it doubles otherwise
 # standard errors of the signal's mean, above or below zero, from which it is clearly so
 CLEAR = 2.0
-# of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
+# The share of groups with unequal rewards, below which n stays: of twice their size it would be
+# about 1 - (1 - 0.3)^2 = 0.51.
 MIN_MIXED = 0.3
 
 
@@ -40,16 +41,19 @@ class GradientSignal:
 
     @property
     def _window(self) -> float:
-        """Over how many updates the means are."""
+        """Over how many updates the means are: over those since C was half of what it is, but over
+        as many as have MIN_GROUPS mixed groups, as far as the stage has so many."""
         min_updates = self.updates * MIN_GROUPS / max(1.0, self.groups)
         return min(self.updates, max(CHECK_EVERY, min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
         """The metrics of `count` updates, of which only sums are known; older ones count less and
         less."""
+        # metrics["zero_variance"] is a share of groups, summed over the updates.
         mixed = count - metrics["zero_variance"].sum
         self.updates += count
         self.groups += B_p * mixed
+
         weight = count / max(count, self._window)
         self.mixed += weight * (mixed / count - self.mixed)
         self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
@@ -59,20 +63,22 @@ class GradientSignal:
 
     def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        has_doubled = self.updates >= max(
-            MIN_GROUPS / B_p, self.earlier
-        )  # C, since the stage began
+        # C, since the stage began: `earlier` updates of this size came before it.
+        has_doubled = self.updates >= max(MIN_GROUPS / B_p, self.earlier)
         is_due = has_doubled and self.updates % CHECK_EVERY == 0
         if not is_due or self.mixed < MIN_MIXED:
             return False
 
         variance = max(0.0, self.signal_square - self.signal**2)
         standard_error = math.sqrt(variance / max(1.0, self._window))
+        # After C has tripled, whatever is not clearly positive has faded; before, only what is
+        # clearly negative.
         has_tripled = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier
         limit = CLEAR * standard_error
         return self.signal < (limit if has_tripled else -limit)
 
     def updates_to_check(self) -> int:
+        """Updates until it is decided again whether n grows."""
         return CHECK_EVERY - self.updates % CHECK_EVERY
 
 

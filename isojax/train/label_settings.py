@@ -27,9 +27,7 @@ def describe_label_settings(
     """What labels depend on, as plain JSON, for the metadata of a data set. `engine`: of
     `compute_label_key`."""
     model_folder = Path(str(cell.model.path))
-    # else only the server has them
-    has_weights = engine is None or any(model_folder.glob("*.safetensors"))
-    return {
+    settings: dict[str, Any] = {
         "model": cell.model.path,
         "task": cell.task,
         "temperature": cell.sampling.temperature,
@@ -37,12 +35,17 @@ def describe_label_settings(
         "seed": cell.data.seed,
         "attempts": cell.data.attempts,
         "cell": config_hash(cell),
-        **({"checkpoint": safetensors_io.fingerprint(model_folder)} if has_weights else {}),
-        "text_files": safetensors_io.text_fingerprint(model_folder),
-        "settings": _settings(cell),
-        "verifier_files": _hash_verifier_files(cell),
-        **({} if engine is None else {"engine": dict(engine)}),
     }
+    # else only the server has them
+    has_weights = engine is None or any(model_folder.glob("*.safetensors"))
+    if has_weights:
+        settings["checkpoint"] = safetensors_io.fingerprint(model_folder)
+    settings["text_files"] = safetensors_io.text_fingerprint(model_folder)
+    settings["settings"] = _settings(cell)
+    settings["verifier_files"] = _hash_verifier_files(cell)
+    if engine is not None:
+        settings["engine"] = dict(engine)
+    return settings
 
 
 def read_label_settings(folder: Path) -> dict[str, Any]:
@@ -57,7 +60,7 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
     """What was different when problems were labelled, as far as the metadata `stored` has it."""
     differences: list[str] = []
     model_folder = Path(str(cell.model.path))
-    if "checkpoint" not in stored:
+    if "checkpoint" not in stored:  # older ones have the name of the folder alone
         if stored["model"] != cell.model.path:
             differences.append(_difference("cell.model.path", stored["model"], cell.model.path))
     elif stored["checkpoint"] != safetensors_io.fingerprint(model_folder):
@@ -65,11 +68,13 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
     if stored.get("text_files") not in (None, safetensors_io.text_fingerprint(model_folder)):
         differences.append(f"another tokenizer or chat template than that in {cell.model.path}")
 
+    # Older ones have two settings of sampling alone.
     settings = _settings(cell)
     sampling = {
         f"cell.sampling.{key}": stored[key] for key in ("temperature", "top_p") if key in stored
     }
-    for key, value in (stored.get("settings") or sampling).items():
+    stored_settings = stored.get("settings") or sampling
+    for key, value in stored_settings.items():
         if key in settings and settings[key] != value:
             differences.append(_difference(key, value, settings[key]))
 
@@ -83,9 +88,9 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
 def engine_difference(stored: Mapping[str, Any], engine: Mapping[str, str] | None) -> list[str]:
     """Where labels were sampled by another engine than `engine`: in a line, or none."""
     before = stored.get("engine")
-    return (
-        [] if before == engine else [f"{describe_engine(before)} (now {describe_engine(engine)})"]
-    )
+    if before == engine:
+        return []
+    return [f"{describe_engine(before)} (now {describe_engine(engine)})"]
 
 
 def describe_engine(engine: Mapping[str, str] | None) -> str:
@@ -100,31 +105,34 @@ def warn_of_other_labels(cell: CellConfig) -> None:
     kind, _, argument = cell.task.partition(":")
     folder, _, splits = argument.partition("#")
     chooses_by_label = cell.data.attempts or cell.data.mixture or splits not in ("", "all")
-    stored = (
-        read_label_settings(Path(folder).expanduser())
-        if kind == "tfds" and chooses_by_label
-        else {}
-    )
+    if kind != "tfds" or not chooses_by_label:
+        return
+    stored = read_label_settings(Path(folder).expanduser())
     if not stored:
         return
-    if differences := label_differences(stored, cell):
-        effect = (
-            "How hard these problems are for the base policy of this run may differ from their "
-            "labels"
+
+    differences = label_differences(stored, cell)
+    if differences:
+        warn(
+            f"{folder}: its labels were made with {'; '.join(differences)}. How hard these "
+            "problems are for the base policy of this run may differ from their labels: label "
+            "again by `isojax difficulty` with the settings of this run and another --out."
         )
-        fix = "label again by `isojax difficulty` with the settings of this run and another --out"
-        warn(f"{folder}: its labels were made with {'; '.join(differences)}. {effect}: {fix}.")
-    if stored.get("engine") is not None:
-        gap = f"its labels were sampled by {describe_engine(stored['engine'])}"
+    engine = stored.get("engine")
+    if engine is not None:
         note(
-            f"{folder}: {gap}, and whether its weights are those in {cell.model.path} is not known."
+            f"{folder}: its labels were sampled by {describe_engine(engine)}, and whether its "
+            f"weights are those in {cell.model.path} is not known."
         )
     elif "settings" not in stored and not differences:
-        gap = "its metadata does not record the prompt and the verifier of its labels"
-        note(f"{folder}: {gap}, so that these are not compared with those of this run.")
+        note(
+            f"{folder}: its metadata does not record the prompt and the verifier of its labels, so "
+            "that these are not compared with those of this run."
+        )
 
 
 def _settings(cell: CellConfig) -> dict[str, Any]:
+    """The settings that labels depend on, by their dotted names."""
     sections = {"prompt": True, "reward": True, "sampling": True, "verifier": {"use"}}
     values = cell.model_dump(mode="json", include=sections, exclude={"sampling": {"prompt_length"}})
     return dict(flatten(values, "cell."))
@@ -143,5 +151,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return text
     half = MAX_SHOWN_CHARACTERS // 2
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+    return f"{text[:half]} ... {text[-half:]}"

@@ -4,12 +4,12 @@
 
 With the defaults of `cell.rl`, an update on n rollouts of each of B_p problems is:
 
-    reward      R = 1 if the verifier accepts the response, else 0     tasks/verifiers, tasks/device
-    advantage   A = (R - mean of its problem's n rewards) / their sd   rl/advantages/group.py
-    ratio       r = p(token), trainer / p(token), sampler              rl/losses/__init__.py
-    loss        L = -min(r A, clip(r, 0.8, 1.2) A), for each token     rl/losses/grpo.py
-    the mean of L over all response tokens of the batch                rl/aggregations/token.py
-    AdamW       with a learning rate that grows with sqrt(B_p n)       rl/optimizer.py
+    reward      R = 1 if the verifier accepts the response, else 0      tasks/verifiers/ or device/
+    advantage   A = (R - mean of its problem's n rewards) / their sd    rl/advantages/group.py
+    ratio       r = p(token), trainer / p(token), sampler               rl/losses/__init__.py
+    loss        L = -min(r A, clip(r, 0.8, 1.2) A), for each token      rl/losses/grpo.py
+    the mean of L over all response tokens of the batch                 rl/aggregations/token.py
+    AdamW       with a learning rate that grows with sqrt(B_p n)        rl/optimizer.py
 
 How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 - One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is
@@ -288,7 +288,9 @@ class CellTrainer:
         last_update = self.cursor.M + count
         sums: Metrics = {}
         extra_batches = 0  # of problems, sampled in addition to one for each update
-        while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
+        while int(self.state.step) < last_update and not self.is_failing:
+            updates_left = last_update - int(self.state.step)
+
             # Problems, rollouts and rewards. Of a task verified on device, problems alone: the
             # update makes rollouts and rewards itself.
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
@@ -367,7 +369,7 @@ class CellTrainer:
         self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
         self._record(point, counts_by_set[VALIDATION_SET])
 
-        avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
+        avg_at_k = next(iter(point.metrics.values()))  # of the validation set: it comes first
         self.outputs.on_progress(self.C, avg_at_k)
         if multiprocess.broadcast(self.checkpoint_due, bool):
             self.save()
@@ -418,10 +420,11 @@ class CellTrainer:
 
     def save(self) -> None:
         """Save the state, and the rollouts that are in progress."""
-        meta, pending_rollouts = self.opened.rollout_source.save()
+        in_progress = self.opened.rollout_source.save()
         state = self.state
         if self.programs.moments_on_host:
             state = place_moments(state, on_host=False)
-        cursor = replace(self.cursor, pending=meta, seconds=time.monotonic() - self.last_point_at)
-        self.checkpoints.save(state, cursor, pending_rollouts)
+        seconds = time.monotonic() - self.last_point_at
+        cursor = replace(self.cursor, pending=in_progress.meta, seconds=seconds)
+        self.checkpoints.save(state, cursor, in_progress.arrays)
         self.last_saved_at = time.monotonic()

@@ -58,7 +58,7 @@ def write_samples(
     """Appends a few rollouts in place of what an earlier attempt has written, each after its prompt
     and before what it was rewarded for; what all prompts begin with is said once. «» are around
     what the policy did not draw: a reply of the task, or the text of an interruption."""
-    metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
+    metrics_text = ", ".join(f"{name} = {x:.3f}" for name, x in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
 
     old_text = path.read_bytes() if path.exists() else b""
@@ -72,11 +72,11 @@ def write_samples(
     beginning_text = describe_beginning(beginning)
     lines = [] if beginning_text.encode() in retained else [beginning_text]
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
-        rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace(
-            "\n", "\n    "
-        )
-        lines.append(f"    {rollout}    {describe_verdict(problem, sample, counts.graded)}\n")
-        if details := describe_details(task, problem, sample):
+        rollout = prompt.removeprefix(beginning) + mark_context(task, sample.tokens)
+        indented = rollout.replace("\n", "\n    ")
+        lines.append(f"    {indented}    {describe_verdict(problem, sample, counts.graded)}\n")
+        details = describe_details(task, problem, sample)
+        if details:
             lines.append(f"        ({details})\n")
 
     if len(retained) < len(old_text):
@@ -85,6 +85,7 @@ def write_samples(
 
 
 def _first_rollouts(counts: EvalCounts) -> Iterator[RolloutSample]:
+    """The first rollout of each problem, in their order."""
     if counts.samples:
         yield from (samples[0] for samples in counts.samples)
     else:

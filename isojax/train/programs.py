@@ -21,15 +21,15 @@ from isojax.distributed.roles import Role
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
-from isojax.rl import rollout_source
-from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
+from isojax.rl.async_rl.async_rollouts import AsyncPrograms
 from isojax.rl.engines import EngineSetup, RolloutEngine, load_engine
 from isojax.rl.engines.local import local_engine
 from isojax.rl.experts import check_experts, records_experts
-from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
-from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
+from isojax.rl.fused_rollouts import FusedPrograms, build_fused_update
+from isojax.rl.inline_rollouts import InlinePrograms
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
+from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
 from isojax.rl.servers.policy_server import PolicyServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.sampling.batch import problem_shapes
@@ -84,6 +84,7 @@ class SweepPrograms:
         self.moments_on_host = sweep.moments_on_host
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
+        check_experts(cell.rl, self.decoder, mesh)
         self.shapes = SamplerShapes(
             pairs,
             shard_count(mesh),
@@ -94,60 +95,72 @@ class SweepPrograms:
             prefill_batch=sweep.prefill_batch,
             slots_per_prefix=sweep.slots_per_prefix or 1,
         )
-        check_experts(cell.rl, self.decoder, mesh)
         self.policy_servers = self._open_servers(rollouts)
+
+        # Training.
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
-        # The one place that decides where rollouts come from: the programs, and the RolloutSource
-        # that runs them.
-        self.rollout_programs: rollout_source.RolloutPrograms
-        schedules = map(parse_schedule, sweep.schedules.values())
-        measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
-        source: Callable[..., rollout_source.RolloutSource]
+        self.coefficients = make_coefficients(cell.rl)
+        self.rollout_programs: RolloutPrograms
         if cell.rl.max_staleness is not None:
-            programs = AsyncPrograms(
+            self.rollout_programs = AsyncPrograms(
                 cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role
             )
-            self.rollout_programs, source = programs, AsyncRollouts
-        elif is_on_device(task) and not (cell.rl.dynamic_sampling or rollouts.leave_the_program):
-            update = build_fused_update(
-                cell, self.decoder, task, self.shapes, mesh, measures_signal
-            )
-            self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)
-            source = FusedRollouts
         else:
-            records = records_experts(cell.rl, self.decoder, mesh)
-            policy_server = self.policy_servers.get(rollouts.server.url)
-            engine = load_engine(rollouts.engine)(
-                EngineSetup(
-                    self.decoder, task, self.shapes, mesh, cell.sampling, records, policy_server
-                )
-            )
-            self.rollout_programs = InlinePrograms(
-                cell,
-                self.decoder,
-                task,
-                self.shapes,
-                mesh,
-                engine,
-                measures_signal,
-                sweep.moments_on_host,
-            )
-            source = InlineRollouts
-        self.open_rollouts = partial(source, self.rollout_programs)
-        self.coefficients = make_coefficients(cell.rl)
+            self.rollout_programs = self._build_rollout_programs(sweep, rollouts)
+
+        # Evaluations and labels. A task that verifies on device is labelled by the evaluator; a
+        # language model has a labeller, which prefills each prompt just once.
+        build_eval_engine: Callable[[EngineSetup], RolloutEngine] = local_engine
         eval_server = self.policy_servers.get(rollouts.eval_server)
-        build_eval_engine = (
-            local_engine if eval_server is None else partial(eval_server_engine, eval_server)
-        )
+        if eval_server is not None:
+            build_eval_engine = partial(eval_server_engine, eval_server)
         self.evaluator = self._build_evaluator(
             cell.data.validation, cell.eval.samples, build_eval_engine
         )
-        # A task that verifies on device is labelled by the evaluator; a language model prefills
-        # each prompt just once.
-        attempts = max(1, cell.data.attempts)
-        self.labeller = (
-            self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
+        self.labeller = self.evaluator
+        if not is_on_device(task):
+            self.labeller = self._build_evaluator(LABEL_BATCH, max(1, cell.data.attempts))
+
+    def _build_rollout_programs(
+        self, sweep: SweepConfig, rollouts: RolloutOptions
+    ) -> RolloutPrograms:
+        """Of rollouts that are sampled with the policy which is trained on them: in the update's
+        program where that is possible, else by an engine, before the update."""
+        cell, task = self.cell_config, self.task
+        schedules = map(parse_schedule, sweep.schedules.values())
+        measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
+
+        is_fused = not (cell.rl.dynamic_sampling or rollouts.leave_the_program)
+        if is_on_device(task) and is_fused:
+            update = build_fused_update(
+                cell, self.decoder, task, self.shapes, self.mesh, measures_signal
+            )
+            return FusedPrograms(cell.rl, self.shapes, self.mesh, update)
+
+        setup = EngineSetup(
+            self.decoder,
+            task,
+            self.shapes,
+            self.mesh,
+            cell.sampling,
+            records_experts=records_experts(cell.rl, self.decoder, self.mesh),
+            policy_server=self.policy_servers.get(rollouts.server.url),
         )
+        build_engine = load_engine(rollouts.engine)
+        return InlinePrograms(
+            cell,
+            self.decoder,
+            task,
+            self.shapes,
+            self.mesh,
+            build_engine(setup),
+            measures_signal,
+            sweep.moments_on_host,
+        )
+
+    def open_rollouts(self, problems: CellProblems) -> RolloutSource:
+        """Where the rollouts of a cell come from."""
+        return self.rollout_programs.open_rollouts(problems)
 
     def _open_servers(self, rollouts: RolloutOptions) -> dict[str | None, PolicyServer]:
         """Those that sample, by URL: one that samples training and evaluations is given each policy
@@ -169,11 +182,11 @@ class SweepPrograms:
             self.decoder,
             self.task,
             self.mesh,
-            problems,
-            samples,
-            self.shapes,
-            self.cell_config,
-            build_engine,
+            problems_per_call=problems,
+            samples_per_problem=samples,
+            trainer_shapes=self.shapes,
+            cell=self.cell_config,
+            build_engine=build_engine,
         )
 
     def compile(self, num_problems: int) -> None:
@@ -186,6 +199,7 @@ class SweepPrograms:
 
     @property
     def reads_base_params(self) -> bool:
+        """Whether an update reads the base policy's parameters: for the KL, or below adapters."""
         rl = self.cell_config.rl
         return rl.kl > 0 or rl.measure_kl or self.decoder.config.lora is not None
 
@@ -193,19 +207,21 @@ class SweepPrograms:
     def state_shapes(self) -> TrainState:
         return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
-    def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
+    def update_shapes(self, num_problems: int) -> UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        base_params = shapes_with_shardings(
-            self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh)
-        )
+        base_params: Params = {}
+        if self.reads_base_params:
+            base_params = shapes_with_shardings(
+                self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh)
+            )
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
-        scalar = replicated(self.mesh)
-        return rollout_source.UpdateShapes(
+        on_all = replicated(self.mesh)
+        return UpdateShapes(
             state=self.state_shapes,
-            base_params=base_params if self.reads_base_params else {},
+            base_params=base_params,
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
             coefficients=jax.tree.map(
-                lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients
+                lambda x: shape_on(on_all, (), np.asarray(x).dtype), self.coefficients
             ),
         )
 
@@ -245,12 +261,13 @@ def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platfor
         )
     decoder = Decoder(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)
-    attention = sweep.decode_attention or "plain", sweep.forward_attention or "plain"
-    options = ComputeOptions(
-        precision.compute,
-        precision.cache,
-        *attention,
-        sweep.remat or "none",
-        precision.rollout_weights,
+    return decoder.with_options(
+        ComputeOptions(
+            compute_dtype=precision.compute,
+            cache_dtype=precision.cache,
+            decode_attention=sweep.decode_attention or "plain",
+            forward_attention=sweep.forward_attention or "plain",
+            remat=sweep.remat or "none",
+            rollout_weights=precision.rollout_weights,
+        )
     )
-    return decoder.with_options(options)

@@ -1,9 +1,11 @@
 """A cell's state at its start: from its newest usable checkpoint, or from the base policy."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +30,8 @@ EPOCHS_PER_SIZE = 2**20
 
 @dataclass
 class OpenCell:
+    """A cell in training, as a run begins or goes on with it."""
+
     programs: SweepPrograms
     cell: Cell
     state: TrainState
@@ -60,37 +64,60 @@ def open_cell(
     programs.compile(len(base_policy.training))
     tokens = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
     problem_table = jax.device_put(tokens, replicated(programs.mesh))
-    restored = None
-    while restored is None:  # of damaged checkpoints, the one before is tried
-        state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
-        if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
-            warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
-            cursor = replace(cursor, pending=None)
 
-        # A cell whose n the gradient decides has the stages that the checkpoint knows of.
-        cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
-        cursor = begin_span(count_rollouts(cursor, cell_so_far), cell_so_far)
-        problems = next_problems(programs, base_policy.training, problem_table, cell_so_far, cursor)
-        source = programs.open_rollouts(problems)
-        restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
-
-        if cursor.pending is not None:
-            try:
-                source.restore(
-                    cursor.pending,
-                    restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(
-                        M, template
-                    ),
-                    params=policy_params(state.params, base_params),
-                )
-            except CorruptCheckpoint:
-                source.close()
-                restored = None
-
+    opened = None
+    while opened is None:
+        with suppress(CorruptCheckpoint):  # it is moved aside, and the one before is tried
+            opened = _open_newest(
+                programs, base_policy, cell, problem_table, checkpoints, is_recorded
+            )
     try:
-        yield restored
+        yield opened
     finally:
-        restored.rollout_source.close()
+        opened.rollout_source.close()
+
+
+def _open_newest(
+    programs: SweepPrograms,
+    base_policy: BasePolicy,
+    cell: Cell,
+    problem_table: ProblemArrays,
+    checkpoints: Checkpoints,
+    is_recorded: Callable[[int], bool],
+) -> OpenCell:
+    """The cell as the newest checkpoint has it, or at its beginning. Raises CorruptCheckpoint where
+    the checkpoint's rollouts in progress are damaged, and moves it aside."""
+    state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
+    if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
+        warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
+        cursor = replace(cursor, pending=None)
+
+    # A cell whose n the gradient decides has the stages that the checkpoint knows of.
+    if cursor.growth is not None:
+        cell = cell.with_stages(cursor.growth["stages"])
+    cursor = begin_span(count_rollouts(cursor, cell), cell)
+    problems = next_problems(programs, base_policy.training, problem_table, cell, cursor)
+    source = programs.open_rollouts(problems)
+
+    if cursor.pending is not None:
+        try:
+            source.restore(
+                cursor.pending,
+                restore_arrays=partial(checkpoints.restore_pending, cursor.M),
+                params=policy_params(state.params, base_params),
+            )
+        except CorruptCheckpoint:
+            source.close()
+            raise
+    return OpenCell(programs, cell, state, cursor, base_params, problems, source)
+
+
+class RestoredState(NamedTuple):
+    """A run's state at its start."""
+
+    state: TrainState
+    cursor: RunCursor
+    base_params: Params  # the base policy's, where the update reads them; else {}
 
 
 def _restore_state(
@@ -98,21 +125,27 @@ def _restore_state(
     base_policy: BasePolicy,
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
-) -> tuple[TrainState, RunCursor, Params]:
-    """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base
-    policy; and the base policy's parameters where the update reads them."""
+) -> RestoredState:
+    """Of the newest checkpoint whose evaluations the ledger has; of the base policy where none
+    is."""
     max_nonfinite = programs.cell_config.rl.max_consecutive_nonfinite
-    while saved := checkpoints.restore(programs.state_shapes):
-        state, cursor = saved
+    saved = checkpoints.restore(programs.state_shapes)
+    while saved is not None:
+        _, cursor = saved
         if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
             break
         checkpoints.set_aside(cursor.M, "is of no use: the ledger lacks an evaluation before it")
+        saved = checkpoints.restore(programs.state_shapes)
 
     reads_base = programs.reads_base_params
     base_params: Params = {}
     if reads_base or saved is None:
         base_params = base_policy.load_params(programs.decoder.base, programs.mesh)
-    state, cursor = saved or (programs.init(base_params), RunCursor(M=0, evaluation=-1, tokens=0))
+    if saved is not None:
+        state, cursor = saved
+    else:
+        state = programs.init(base_params)
+        cursor = RunCursor(M=0, evaluation=-1, tokens=0)
 
     # The run broke off here, after too many updates that were not finite, and is to go on.
     if int(state.consecutive_nonfinite) >= max_nonfinite:
@@ -123,7 +156,7 @@ def _restore_state(
 
     # A large policy is held once more only where it is read.
     frozen_params = programs.frozen_params(base_params) if reads_base else {}
-    return state, cursor, frozen_params
+    return RestoredState(state, cursor, frozen_params)
 
 
 def count_rollouts(cursor: RunCursor, cell: Cell) -> RunCursor:

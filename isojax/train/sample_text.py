@@ -2,7 +2,7 @@
 rewarded for."""
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from isojax.train.evaluate import RolloutSample
 
 def prompt_texts(task: Task, problems: Sequence[Problem]) -> list[str]:
     """Each prompt as the model reads it."""
-    return (
-        [problem.prompt for problem in problems]
-        if is_on_device(task)
-        else task.prompt_texts(problems)
-    )
+    if is_on_device(task):
+        return [problem.prompt for problem in problems]
+    return task.prompt_texts(problems)
 
 
 def shared_beginning(prompts: Sequence[str]) -> str:
@@ -27,11 +25,14 @@ def shared_beginning(prompts: Sequence[str]) -> str:
     a single prompt."""
     if len(prompts) < 2:
         return ""
-    lines_of_prompts = zip(*(prompt.splitlines(keepends=True) for prompt in prompts), strict=False)
-    same_lines = takewhile(
-        lambda lines: len(set(lines)) == 1 and lines[0].endswith("\n"), lines_of_prompts
-    )
-    return "".join(lines[0] for lines in same_lines)
+    lines_by_prompt = [prompt.splitlines(keepends=True) for prompt in prompts]
+    beginning = ""
+    for first, *others in zip(*lines_by_prompt, strict=False):  # line by line
+        is_shared = all(line == first for line in others)
+        if not (is_shared and first.endswith("\n")):
+            break
+        beginning += first
+    return beginning
 
 
 def describe_beginning(beginning: str) -> str:
@@ -41,14 +42,11 @@ def describe_beginning(beginning: str) -> str:
 
 def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> str:
     """The reward of a rollout, and the answer that it was compared with where it is not right."""
-    verdict = (
-        f"reward {sample.reward:.3f}" if graded else "correct" if sample.reward == 1 else "wrong"
-    )
-    return (
-        verdict
-        if sample.reward == 1
-        else f"{verdict}, the answer is {reference_answer(problem.answer)}"
-    )
+    is_right = sample.reward == 1
+    verdict = "correct" if is_right else "wrong"
+    if graded:
+        verdict = f"reward {sample.reward:.3f}"
+    return verdict if is_right else f"{verdict}, the answer is {reference_answer(problem.answer)}"
 
 
 def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str:
@@ -57,12 +55,12 @@ def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str
     if is_on_device(task):
         return ""
     details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
-    found = task.answer_found(problem, sample.tokens)
-    if found and sample.reward != 1:
-        details.append(f"the response says {found}")
-    elif found == "":
+    answer = task.answer_found(problem, sample.tokens)  # None: not `math` judges
+    if answer and sample.reward != 1:
+        details.append(f"the response says {answer}")
+    elif answer == "":
         details.append("the response states no final answer")
-    if not sample.parsed and not found:
+    if not sample.parsed and not answer:
         details.append("nothing was parsed")
     if not sample.ended:
         details.append(f"cut off after {len(sample.tokens)} tokens")
@@ -73,12 +71,16 @@ def mark_context(task: Task, tokens: np.ndarray) -> str:
     """A response i32[t], context as ~token, as text, with «» around what the policy did not draw.
     A turn's stop is shown with the reply after it."""
     ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
+    # A part's text is what it adds to the text of the tokens before it, because a
+    # character may need several tokens.
     texts = ["", *(task.decode(tokens[:end]) for end in ends)]
     parts = [text[len(earlier) :] for earlier, text in pairwise(texts)]
-    return "".join(
-        f"«{part}»" if end and tokens[end - 1] < 0 else part
-        for part, end in zip(parts, ends, strict=True)
-    )
+
+    marked = ""
+    for part, end in zip(parts, ends, strict=True):
+        is_context = end > 0 and tokens[end - 1] < 0
+        marked += f"«{part}»" if is_context else part
+    return marked
 
 
 def indent(text: str, spaces: int) -> str:

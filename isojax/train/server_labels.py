@@ -33,10 +33,13 @@ class ServerLabelling:
         """InputError where the server cannot be used; RunFailed where it does not answer."""
         self.cell_config, self.task = cell, task
         self.decoder = Decoder(cell.model, cell.model.vocab or task.vocab)
+
+        # A call has so many problems that its requests fill the places of the server, and no more
+        # than a kill may cost.
         attempts = max(1, cell.data.attempts)
-        problems = min(
-            LABEL_BATCH, max(1, math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts))
-        )
+        problems_to_fill = math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts)
+        problems = min(LABEL_BATCH, max(1, problems_to_fill))
+        # Of these, an engine that samples elsewhere reads the sizes of the buffers alone.
         shapes = SamplerShapes(
             [(problems, attempts)],
             shards=1,
@@ -46,9 +49,15 @@ class ServerLabelling:
             response_length=cell.sampling.response_length,
             prefill_batch=1,
         )
-        build_engine = partial(_build_engine, options)
         self.labeller = Evaluator(
-            self.decoder, task, mesh, problems, attempts, shapes, cell, build_engine
+            self.decoder,
+            task,
+            mesh,
+            problems_per_call=problems,
+            samples_per_problem=attempts,
+            trainer_shapes=shapes,
+            cell=cell,
+            build_engine=partial(_build_engine, options),
         )
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:

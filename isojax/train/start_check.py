@@ -4,14 +4,14 @@ It looks at what the labels, or the evaluation at C = 0, have measured already, 
 
     no check of the verifier ended with a verdict      refused: every reward would be 0
     a log-probability or a reward is no number         refused: so would be every gradient
-    responses cut off or empty, or none parsed         a StartWarning
-    rewards all alike, or some checks failed           a StartWarning
+    responses cut off or empty, none parsed            a StartWarning
+    rewards all alike, some checks failed              a StartWarning
 
 A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end
 its responses. The launcher prints it before the first update, and again at the end of the run.
 docs/when-a-run-does-not-learn.md says how to look further."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -33,6 +33,13 @@ COMMON = 0.5  # the share of responses above which a symptom is warned of
 FEW = 0.01  # the share of checks that may fail without a word; of responses with an answer, too few
 # From so many problems and rollouts of each, rewards that no problem has two of are no coincidence.
 MIN_PROBLEMS, MIN_ROLLOUTS = 16, 4
+FIXES_OF_CHECKS = {  # by what most of them failed by; of the others "Correct it"
+    "timeout": "Correct it, or raise cell.verifier.timeout",
+    "memory": "Correct it, or raise cell.verifier.memory_gib",
+    "machine": "Free memory, disk or processes of this machine",
+    "none": "Let one function give a number for each problem",
+    "score": "Let its scores lie between 0 and 1",
+}
 MAX_USUAL_WEIGHT = 1e5  # released models have weights of some thousands at most
 
 
@@ -50,17 +57,21 @@ def check_start(
         DeadStart: no run can learn from them; every process of a run raises it.
     """
     counts = counts_by_set[VALIDATION_SET]
-    failures = _failure_examples(task) if any(c.failures for c in counts_by_set.values()) else {}
+    failures: Mapping[str, str] = {}  # the first of each kind
+    if any(set_counts.failures for set_counts in counts_by_set.values()):
+        failures = _failure_examples(task)
+
     refuse_nonfinite(counts_by_set, decoder, params)
     refuse_impossible_rewards(counts_by_set, cell)
     refuse_failed_checks(counts, cell, failures)
     refuse_failed_replies(counts, cell, failures)
 
     warnings = [*_doubtful_responses(counts, cell), *_doubtful_scores(counts, cell, task, failures)]
-    explained = {warning.name for warning in warnings} & {"nothing_parsed", "partial"}
-    uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
-    hint = next(filter(None, (_opening_hint(use, task) for use in uses)), "")
-    warnings += _doubtful_rewards(counts, is_explained=bool(explained), hint=hint)
+    # Rewards of 0 need no second warning where one of these says why.
+    explanations = {warning.name for warning in warnings} & {"nothing_parsed", "partial"}
+    hints = [_opening_hint(use, task) for use in _verifier_uses(cell)]
+    hint = next(filter(None, hints), "")
+    warnings += _doubtful_rewards(counts, is_explained=bool(explanations), hint=hint)
     for name, set_counts in counts_by_set.items():
         warnings += _doubtful_checks(name, set_counts, failures)
     return StartReport(_measured_shares(counts), (*doubts_of_task(task), *warnings))
@@ -81,20 +92,18 @@ def refuse_nonfinite(
     nonfinite = sum(counts.nonfinite for counts in counts_by_set.values())
     if not nonfinite:
         return
+
     total = sum(counts.rewards.size for counts in counts_by_set.values())
     weight = first_nonfinite_weight(decoder, params)
     cause = f"the weight {weight} is not finite: put in a checkpoint whose weights are numbers"
     if weight is None:
-        cause = (
-            f"its weights are finite, so numbers overflow in between: "
-            f"{_overflow_fix(decoder, params)}"
-        )
-    problem = (
-        f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its "
-        f"first {total:,} responses"
-    )
+        fix = _overflow_fix(decoder, params)
+        cause = f"its weights are finite, so numbers overflow in between: {fix}"
     raise DeadStart(
-        found=f"{problem}; {cause}",
+        found=(
+            f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first "
+            f"{total:,} responses; {cause}"
+        ),
         fix=f"Nothing was trained ({PAGE}#nan-or-inf).",
     )
 
@@ -105,24 +114,26 @@ def _overflow_fix(decoder: Decoder, params: Params) -> str:
     is_absurd = largest.size > MAX_USUAL_WEIGHT
     if decoder.options.compute_dtype != "float32" and not is_absurd:
         return "try cell.precision.compute=float32"
-    found = f"the largest number among them, {largest.size:.3g}, is in {largest.name}"
-    damage = (
-        "such sizes come of a damaged or wrongly converted checkpoint, or of a training that "
-        "diverged"
-    )
+
+    damage = ""
+    if is_absurd:
+        damage = (
+            ", and such sizes come of a damaged or wrongly converted checkpoint, or of a training "
+            "that diverged"
+        )
     return (
-        f"{found}{f', and {damage}' if is_absurd else ''}. Fetch or convert the checkpoint again, "
-        "or take another"
+        f"the largest number among them, {largest.size:.3g}, is in {largest.name}{damage}. Fetch "
+        "or convert the checkpoint again, or take another"
     )
 
 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
     """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one;
     None where all are finite. Of arrays over several processes, all of them call it."""
-    return next(
-        (weight.name for weight in weight_sizes(decoder, params) if not np.isfinite(weight.size)),
-        None,
-    )
+    for weight in weight_sizes(decoder, params):
+        if not np.isfinite(weight.size):
+            return weight.name
+    return None
 
 
 @dataclass(frozen=True)
@@ -137,15 +148,22 @@ class WeightSize:
 def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
     """All weights in their order. Of arrays over several processes, all of them call it."""
     layouts = weight_layouts(decoder) if decoder.config.path else []
-    names = {layout.key: layout.tensor_names for layout in layouts}
+    checkpoint_names = {layout.key: layout.tensor_names for layout in layouts}
     for key, value in flatten(params):
-        is_layered = "." in key
-        count = len(names[key]) if key in names else len(value) if is_layered else 1
-        sizes = np.asarray(jnp.abs(value).reshape(count, -1).max(1).astype(jnp.float32))
-        for i, size in enumerate(sizes.tolist()):
-            # adapters too have no name in a checkpoint
-            own_name = f"{key}[{i}]" if is_layered else key
-            yield WeightSize(names[key][i] if key in names else own_name, size)
+        # A parameter of a stack holds one weight of each layer, [layers ...]. Adapters, and a
+        # policy without a checkpoint, are named as isojax names them.
+        is_of_stack = "." in key
+        names: Sequence[str]
+        if key in checkpoint_names:
+            names = checkpoint_names[key]
+        elif is_of_stack:
+            names = [f"{key}[{layer}]" for layer in range(len(value))]
+        else:
+            names = [key]
+
+        largest = jnp.abs(value).reshape(len(names), -1).max(1).astype(jnp.float32)
+        for name, size in zip(names, np.asarray(largest).tolist(), strict=True):
+            yield WeightSize(name, size)
 
 
 def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: CellConfig) -> None:
@@ -154,13 +172,12 @@ def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: Cel
     rewards = np.concatenate([counts.rewards.ravel() for counts in counts_by_set.values()])
     impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
     if impossible.size:
-        given = (
-            f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such "
-            f"as {impossible[0]:g}"
-        )
         raise DeadStart(
             where=f"cell.task = {cell.task}",
-            found=given,
+            found=(
+                f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as "
+                f"{impossible[0]:g}"
+            ),
             expected="its verify to give numbers from 0 to 1",
             fix="Correct it. Nothing was trained.",
         )
@@ -168,18 +185,14 @@ def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: Cel
 
 def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
     """DeadStart where no check ended with a verdict."""
-    total, failed = counts.rewards.size, sum(counts.failed_checks.values())
+    total = counts.rewards.size
+    failed = sum(counts.failed_checks.values())
     if not total or failed < total:
         return
-    kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
+
+    kind = _most_common(counts.failed_checks)
     first = f"The first: {failures[kind]}. " if kind in failures else ""
-    fix = {
-        "timeout": "Correct it, or raise cell.verifier.timeout",
-        "memory": "Correct it, or raise cell.verifier.memory_gib",
-        "machine": "Free memory, disk or processes of this machine",
-        "none": "Let one function give a number for each problem",
-        "score": "Let its scores lie between 0 and 1",
-    }.get(kind, "Correct it")
+    fix = FIXES_OF_CHECKS.get(kind, "Correct it")
     raise DeadStart(
         where=f"cell.verifier.use = {_verifier_text(cell)}",
         found=(
@@ -199,9 +212,9 @@ def refuse_failed_replies(
     """DeadStart where a task of turns never got a reply."""
     if not counts.replies or counts.failed_replies < counts.replies:
         return
-    first = next(
-        (f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), ""
-    )
+
+    of_replies = [text for kind, text in failures.items() if kind.startswith("reply ")]
+    first = f"The first: {of_replies[0]}. " if of_replies else ""
     raise DeadStart(
         where=f"cell.task = {cell.task}",
         found=f"its reply failed at each of {counts.replies:,} turns",
@@ -213,21 +226,21 @@ def refuse_failed_replies(
 
 
 def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartWarning]:
+    """Responses that no stop condition ended, or that hold nothing."""
     total = counts.rewards.size
     cut_off = total - counts.ended
     if cut_off > COMMON * total:
-        limit = f"cell.sampling.response_length = {cell.sampling.response_length} tokens"
-        fix = "Raise it, or see whether the model ends its turn at all"
-        text = (
-            f"{cut_off:,} of {total:,} responses are cut off at {limit}. {fix} "
-            f"({PAGE}#responses-are-cut-off)"
+        yield StartWarning(
+            "cut_off",
+            f"{cut_off:,} of {total:,} responses are cut off at cell.sampling.response_length = "
+            f"{cell.sampling.response_length} tokens. Raise it, or see whether the model ends its "
+            f"turn at all ({PAGE}#responses-are-cut-off)",
         )
-        yield StartWarning("cut_off", text)
     if counts.empty > COMMON * total:
-        fix = "Look at the prompts and at what ends a response"
         yield StartWarning(
             "empty",
-            f"{counts.empty:,} of {total:,} responses are empty. {fix} ({PAGE}#nothing-parsed)",
+            f"{counts.empty:,} of {total:,} responses are empty. Look at the prompts and at what "
+            f"ends a response ({PAGE}#nothing-parsed)",
         )
 
 
@@ -235,39 +248,44 @@ def _doubtful_scores(
     counts: EvalCounts, cell: CellConfig, task: Task, failures: Mapping[str, str]
 ) -> Iterator[StartWarning]:
     """Answers that the verifier does not find, and scores that it does not take as they are."""
-    total, partial = counts.rewards.size, counts.failures["partial"]
-    # there an answer ends with its response
+    total = counts.rewards.size
+    # On a device an answer ends with its response.
     is_parsed = counts.parsed > FEW * total or is_on_device(task)
     if not is_parsed and counts.empty < total:
-        text = (
-            f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of "
-            f"{total:,} responses"
-        )
         yield StartWarning(
-            "nothing_parsed", f"{text}{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)"
+            "nothing_parsed",
+            f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of "
+            f"{total:,} responses{_thinking_hint(cell, task)} ({PAGE}#nothing-parsed)",
         )
 
+    partial = counts.failures["partial"]
     if partial > COMMON * total:
         first = f"; the first: {failures['partial']}" if "partial" in failures else ""
-        fix = "cell.reward.kind=graded takes scores from 0 to 1 as they are"
-        text = f"{partial:,} of {total:,} scores are neither 0 nor 1 and count as 0{first}. {fix}"
-        yield StartWarning("partial", f"{text} ({PAGE}#the-reward-stays-at-0)")
-
-    has_rewards = counts.rewards.max() > 0
-    for name in (name for name, mean in counts.mean_scores.items() if mean == 0 and has_rewards):
-        use = cell.verifier.use
-        hint = "" if isinstance(use, str) else _opening_hint(use.get(name, ""), task)
-        text = (
-            f"the score {name!r} is 0 for all {total:,} responses{hint} "
-            f"({PAGE}#the-reward-stays-at-0)"
+        yield StartWarning(
+            "partial",
+            f"{partial:,} of {total:,} scores are neither 0 nor 1 and count as 0{first}. "
+            "cell.reward.kind=graded takes scores from 0 to 1 as they are "
+            f"({PAGE}#the-reward-stays-at-0)",
         )
-        yield StartWarning(f"score_{name}", text)
+
+    # A score that is always 0, where the reward is not.
+    use = cell.verifier.use
+    has_rewards = counts.rewards.max() > 0
+    for name, mean in counts.mean_scores.items():
+        if mean == 0 and has_rewards:
+            hint = "" if isinstance(use, str) else _opening_hint(use.get(name, ""), task)
+            yield StartWarning(
+                f"score_{name}",
+                f"the score {name!r} is 0 for all {total:,} responses{hint} "
+                f"({PAGE}#the-reward-stays-at-0)",
+            )
 
 
 def _thinking_hint(cell: CellConfig, task: Task) -> str:
     """Where `math` looks for an answer, if the chat template has begun the policy's thinking."""
-    uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
-    if "math" not in uses or is_on_device(task) or not never_ends_thinking(task.opening, ""):
+    if "math" not in _verifier_uses(cell) or is_on_device(task):
+        return ""
+    if not never_ends_thinking(task.opening, ""):
         return ""
     return (
         f"; each prompt ends with {task.opening[-60:]!r}, and only what follows the end of that "
@@ -284,61 +302,71 @@ def _opening_hint(use: str, task: Task) -> str:
     if kind not in names or is_on_device(task) or not task.opening:
         return ""
     prompt, response = names[kind]
-    found = f"each prompt ends with {task.opening[:60]!r}, which the chat template writes"
-    return f"; {found}: a function finds it in {prompt}, not in {response}"
+    return (
+        f"; each prompt ends with {task.opening[:60]!r}, which the chat template writes: a "
+        f"function finds it in {prompt}, not in {response}"
+    )
 
 
 def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iterator[StartWarning]:
     """Rewards that are all alike; `is_explained`: whether another warning says why all are 0;
     `hint`: why they may be."""
-    rewards, total = counts.rewards, counts.rewards.size
+    rewards = counts.rewards
+    total = rewards.size
     low, high = float(rewards.min()), float(rewards.max())
     if high == 0:
-        text = (
-            f"all {total:,} rewards are 0: no update has a gradient before a response is "
-            f"right{hint}"
-        )
         if not is_explained:
-            yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
+            yield StartWarning(
+                "all_wrong",
+                f"all {total:,} rewards are 0: no update has a gradient before a response is "
+                f"right{hint} ({PAGE}#the-reward-stays-at-0)",
+            )
     elif low == 1:
-        text = f"all {total:,} rewards are 1: there is nothing to learn from these problems"
-        yield StartWarning("all_right", f"{text} ({PAGE}#the-reward-stays-at-1)")
-    elif low == high:
-        text = f"all {total:,} rewards are {low:g}: no update has a gradient while they are alike"
-        yield StartWarning("equal_rewards", f"{text} ({PAGE}#the-reward-stays-at-0)")
-    elif _never_differ(rewards):
-        text = (
-            f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update "
-            "has a gradient"
+        yield StartWarning(
+            "all_right",
+            f"all {total:,} rewards are 1: there is nothing to learn from these problems "
+            f"({PAGE}#the-reward-stays-at-1)",
         )
-        fix = "Does the reward depend on the response, and is cell.sampling.temperature high enough"
-        yield StartWarning("equal_rewards", f"{text}. {fix}? ({PAGE}#the-reward-stays-at-0)")
+    elif low == high:
+        yield StartWarning(
+            "equal_rewards",
+            f"all {total:,} rewards are {low:g}: no update has a gradient while they are alike "
+            f"({PAGE}#the-reward-stays-at-0)",
+        )
+    elif _never_differ(rewards):
+        yield StartWarning(
+            "equal_rewards",
+            f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update "
+            "has a gradient. Does the reward depend on the response, and is "
+            f"cell.sampling.temperature high enough? ({PAGE}#the-reward-stays-at-0)",
+        )
 
 
 def _doubtful_checks(
     set_name: str, counts: EvalCounts, failures: Mapping[str, str]
 ) -> Iterator[StartWarning]:
-    total, failed = counts.rewards.size, sum(counts.failed_checks.values())
+    """Checks of a problem set that did not end, and replies to turns that failed."""
+    total = counts.rewards.size
+    failed = sum(counts.failed_checks.values())
     if failed > FEW * total:
         name, checks = "failed_checks", "checks"
         if set_name:
             name = f"failed_checks_{set_name}"
             checks = f"checks of the set {set_name!r}"
-        kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
+        kind = _most_common(counts.failed_checks)
         first = f"; the first: {failures[kind]}" if kind in failures else ""
-        kinds = _count_by_kind(counts.failed_checks)
-        text = (
-            f"{failed:,} of {total:,} {checks} failed ({kinds}), each of reward 0{first} "
-            f"({PAGE}#checks-fail)"
+        yield StartWarning(
+            name,
+            f"{failed:,} of {total:,} {checks} failed ({_count_by_kind(counts.failed_checks)}), "
+            f"each of reward 0{first} ({PAGE}#checks-fail)",
         )
-        yield StartWarning(name, text)
 
     if counts.failed_replies > FEW * counts.replies:
-        share = f"{counts.failed_replies:,} of {counts.replies:,} turns"
-        text = (
-            f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
+        yield StartWarning(
+            "failed_replies",
+            f"the task's reply failed at {counts.failed_replies:,} of {counts.replies:,} turns, "
+            f"and the response ended there ({PAGE}#checks-fail)",
         )
-        yield StartWarning("failed_replies", text)
 
 
 def _measured_shares(counts: EvalCounts) -> dict[str, float]:
@@ -374,13 +402,22 @@ def _failure_examples(task: Task) -> dict[str, str]:
     return examples
 
 
+def _verifier_uses(cell: CellConfig) -> list[str]:
+    """The verifiers of a cell: one, or one of each score."""
+    use = cell.verifier.use
+    return [use] if isinstance(use, str) else list(use.values())
+
+
 def _verifier_text(cell: CellConfig) -> str:
     use = cell.verifier.use
-    return (
-        use
-        if isinstance(use, str)
-        else ", ".join(f"{name}: {verifier}" for name, verifier in use.items())
-    )
+    if isinstance(use, str):
+        return use
+    return ", ".join(f"{name}: {verifier}" for name, verifier in use.items())
+
+
+def _most_common(failures: Mapping[str, int]) -> str:
+    """The kind of which there are most; the first of several."""
+    return max(failures, key=lambda kind: failures[kind])
 
 
 def _count_by_kind(failures: Mapping[str, int]) -> str:

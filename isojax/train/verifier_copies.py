@@ -36,12 +36,14 @@ def changed_verifier_files(
 def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
     """InputError where one of them has changed since."""
     for file, copy in changed_verifier_files(base_folder, use):
-        lines_before, lines_now = (
-            read_file(path).decode(errors="replace").splitlines() for path in (copy, file)
-        )
+        lines_before = read_file(copy).decode(errors="replace").splitlines()
+        lines_now = read_file(file).decode(errors="replace").splitlines()
         matcher = difflib.SequenceMatcher(None, lines_before, lines_now, autojunk=False)
-        changed = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]
-        place = f", first in line {changed[0]}" if changed else " (in its line ends)"
+        changed_lines = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]
+        place = " (in its line ends)"
+        if changed_lines:
+            place = f", first in line {changed_lines[0]}"
+
         problem = f"cell.verifier.use: {file} has changed since this sweep began{place}"
         reason = "its runs would be judged by two rewards"
         fix = (

@@ -15,7 +15,7 @@ import pytest
 from isojax.core.config import load_config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch.planner import plan_cells
-from isojax.rl import algorithm
+from isojax.rl.recipe_checks import check_algorithm
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ def test_the_experiments_are_sweeps_that_can_run(ablations: ModuleType, tmp_path
         for arm in experiment.arms:
             config = ablations.config_of(arm, tmp_path, 3, None)
             cells = plan_cells(config.sweep)
-            algorithm.check_algorithm(config.cell.rl, cells)
+            check_algorithm(config.cell.rl, cells)
             assert {cell.seed for cell in cells} == {0, 1, 2} and {cell.B_p for cell in cells} == {
                 32
             }

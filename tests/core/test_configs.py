@@ -8,7 +8,7 @@ import pytest
 
 from isojax.core.config import load_config
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-from isojax.rl import algorithm
+from isojax.rl.recipe_checks import check_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
@@ -76,7 +76,7 @@ def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
             "cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=specific)})
         }
     )
-    algorithm.check_algorithm(both.cell.rl, plan_cells(both.sweep))
+    check_algorithm(both.cell.rl, plan_cells(both.sweep))
 
 
 def test_there_is_a_quickstart() -> None:

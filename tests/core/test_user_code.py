@@ -10,8 +10,9 @@ import pytest
 from isojax.core.config import RLConfig
 from isojax.core.registry import import_file
 from isojax.core.user_code import describe_exception
-from isojax.rl.algorithm import check_plugins, resolve_algorithm
+from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.losses import loss
+from isojax.rl.recipe_checks import check_plugins
 from tests.refusals import refused
 
 HEAD = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"

@@ -13,7 +13,8 @@ from isojax.core.config import RLConfig
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.advantages.batch import batch_standardized
 from isojax.rl.advantages.group import group as group_plugin
-from isojax.rl.algorithm import check_plugins, resolve_algorithm
+from isojax.rl.algorithm import resolve_algorithm
+from isojax.rl.recipe_checks import check_plugins
 from tests.refusals import refused
 
 ROWS, GROUPS = 100, 20

@@ -13,8 +13,8 @@ from isojax.core.config import RLConfig
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.core.shapes import SamplerShapes
-from isojax.rl.algorithm import check_algorithm
 from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
+from isojax.rl.recipe_checks import check_algorithm
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.layout import Layout
 from tests.device import MESHES, mesh

@@ -22,7 +22,7 @@ from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.nouns import Cell
 from isojax.rl import advantages, aggregations, algorithm
 from isojax.rl.advantages import RewardedBatch
-from isojax.rl.algorithm import check_algorithm, loss_metrics
+from isojax.rl.algorithm import loss_metrics
 from isojax.rl.kl_estimators import kl_estimator
 from isojax.rl.logprobs import entropy
 from isojax.rl.losses import Clip, loss
@@ -36,6 +36,7 @@ from isojax.rl.objective import (
     make_loss_weights,
     response_weights,
 )
+from isojax.rl.recipe_checks import check_algorithm
 from tests.device import DECODER, quick_jit
 from tests.refusals import refused
 from tests.rl import reference_losses as loops

@@ -17,6 +17,7 @@ from isojax.distributed.roles import Link, Role
 from isojax.distributed.sharding import make_mesh
 from isojax.rl.async_rl.remote_worker import (
     RemoteWorker,
+    WeightPart,
     next_request,
     place_weights,
     weight_parts,
@@ -75,7 +76,9 @@ def test_requests_of_the_trainer_are_calls_of_the_worker() -> None:
     shardings = DECODER.shardings(on)
     params = policy()
     names = list(params)
-    parts = [(i, (slice(None),) * x.ndim, x) for i, x in enumerate(jax.tree.leaves(params))]
+    parts = [
+        WeightPart(i, (slice(None),) * x.ndim, x) for i, x in enumerate(jax.tree.leaves(params))
+    ]
     links = [Link(lambda number, message: None) for _ in range(2)]
     role = Role(trains=False, rank=0, size=1, peers=dict(enumerate(links)))
     calls: list[Any] = []

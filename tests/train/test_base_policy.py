@@ -60,9 +60,8 @@ def test_imitation_loss_against_numpy() -> None:
     losses = [
         -log_p[i, 6 + t - 1, answers[i, t]] for i, end in enumerate(ends) for t in range(end + 1)
     ]
-    got = jax.jit(
-        lambda p: sft_loss(DECODER, p, (prompts, np.full(5, 6), answers, np.arange(5)), EOS)
-    )(policy())
+    batch = EncodedProblems(prompts, np.full(5, 6), answers, np.arange(5))
+    got = jax.jit(lambda p: sft_loss(DECODER, p, batch, EOS))(policy())
     assert len(losses) == 12
     assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
 

@@ -36,7 +36,8 @@ from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
-from isojax.rl import algorithm
+from isojax.rl.algorithm import describe_algorithm
+from isojax.rl.recipe_checks import check_algorithm
 from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import build_device_task, build_task
@@ -197,7 +198,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable,
     or nothing fits."""
     cells = plan_cells(config.sweep)
-    algorithm.check_algorithm(config.cell.rl, cells)
+    check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
 
     kind = devices[0].device_kind
@@ -220,7 +221,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     description = f"it fits, by the compiler's figures: {runs}, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
 
-    console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
+    console.print(describe_algorithm(config.cell.rl), markup=False)
     if _planning_task(config).stops.has_turns:
         console.print(describe_turns(config.cell), markup=False)
     model_path = config.cell.model.path  # None where it is not on this machine

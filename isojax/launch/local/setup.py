@@ -39,7 +39,7 @@ from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.models.attention_autotune import select_attention
 from isojax.models.describe_sizes import count_parameters
 from isojax.models.hf import hf_load
-from isojax.rl import algorithm
+from isojax.rl.recipe_checks import check_algorithm
 from isojax.runs import loggers
 from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
@@ -184,7 +184,7 @@ def open_sweep(
     that only sample, where this one has a `role`, get the config with all sizes chosen."""
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
-    algorithm.check_algorithm(config.cell.rl, cells)
+    check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers), None)
     update_hooks.load_hook(config.run.on_update)

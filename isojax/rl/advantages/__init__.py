@@ -18,12 +18,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.plugins import PluginKind
 
-EPS = 1e-6
-EPS_WHITEN = 1e-8
+EPS = 1e-6  # added to standard deviations; rewards that differ by less are equal
+EPS_WHITEN = 1e-8  # added to the variance of `standardize`
 
 
 @dataclass(frozen=True)
 class AdvantageTraits:
+    """What else is known of an advantage."""
+
     needs_group: bool = False  # it compares rollouts of one problem, so that n must be 2 or more
     needs_critic: bool = False  # it reads `batch.token_advantages`, which a critic computes
 
@@ -32,6 +34,8 @@ advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)
 
 
 class RewardedBatch(NamedTuple):
+    """What an advantage is computed of, by row of the buffers."""
+
     rewards: Float[Array, "*r"]  # 0 where `valid` is false
     lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
     # each rollout's problem, 0 to B_p - 1, each in n valid rows; 0 in padding rows too
@@ -55,22 +59,27 @@ class RewardedBatch(NamedTuple):
 def group_centered(batch: RewardedBatch) -> Float[Array, "*r"]:
     """reward - mean of its group; exactly 0 where all rewards of a group are equal, however their
     mean was rounded."""
-    centered = batch.rewards - batch.group_sum(batch.rewards) / batch.n
+    group_mean = batch.group_sum(batch.rewards) / batch.n
+    centered = batch.rewards - group_mean
     return jnp.where(batch.valid & ~zero_variance(batch), centered, 0.0)
 
 
 def zero_variance(batch: RewardedBatch) -> Bool[Array, "*r"]:
     """Whether all rollouts of the row's group got the same reward."""
-    rewards, groups, valid = (x.reshape(-1) for x in (batch.rewards, batch.groups, batch.valid))
-    min_reward = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, batch.num_groups)
-    max_reward = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, batch.num_groups)
-    return batch.valid & (max_reward - min_reward < EPS)[batch.groups]
+    rewards = batch.rewards.reshape(-1)
+    groups = batch.groups.reshape(-1)
+    valid = batch.valid.reshape(-1)
+    lowest = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), groups, batch.num_groups)
+    highest = jax.ops.segment_max(jnp.where(valid, rewards, -jnp.inf), groups, batch.num_groups)
+    is_equal = highest - lowest < EPS  # of each group
+    return batch.valid & is_equal[batch.groups]
 
 
 def standardize(x: Float[Array, "*r"], weight: Float[Array, "*r"]) -> Float[Array, "*r"]:
     """(x - mean) / standard deviation, each entry counted `weight` times (n - 1, as in verl's
     masked whitening)."""
     total_weight = weight.sum()
-    deviation = x - (weight * x).sum() / jnp.maximum(total_weight, 1)
+    mean = (weight * x).sum() / jnp.maximum(total_weight, 1)
+    deviation = x - mean
     variance = (weight * deviation**2).sum() / jnp.maximum(total_weight - 1, 1)
     return deviation * jax.lax.rsqrt(variance + EPS_WHITEN)

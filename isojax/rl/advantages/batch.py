@@ -14,4 +14,5 @@ def batch_standardized(batch: RewardedBatch) -> Float[Array, "*r"]:
     """The standard deviation is the sample's (B - 1, B the rollouts that count)."""
     centered = group_centered(batch)
     counted = batch.valid & ~(zero_variance(batch) & batch.filters_zero_variance)
-    return centered / (jnp.sqrt((centered**2).sum() / jnp.maximum(counted.sum() - 1, 1)) + EPS)
+    variance = (centered**2).sum() / jnp.maximum(counted.sum() - 1, 1)
+    return centered / (jnp.sqrt(variance) + EPS)

@@ -11,8 +11,6 @@ from isojax.rl.advantages import RewardedBatch, advantage, standardize
 def gae(batch: RewardedBatch) -> Float[Array, "*r T"]:
     """One number for each token that the policy drew, 0 elsewhere."""
     assert batch.token_advantages is not None and batch.token_mask is not None
-    return jnp.where(
-        batch.token_mask,
-        standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32)),
-        0.0,
-    )
+    is_drawn = batch.token_mask
+    advantages = standardize(batch.token_advantages, is_drawn.astype(jnp.float32))
+    return jnp.where(is_drawn, advantages, 0.0)

@@ -11,4 +11,5 @@ from isojax.rl.advantages import EPS, RewardedBatch, advantage, group_centered
 def group(batch: RewardedBatch) -> Float[Array, "*r"]:
     """0 in a group whose rewards are all equal."""
     centered = group_centered(batch)
-    return centered / (jnp.sqrt(batch.group_sum(centered**2) / jnp.maximum(batch.n - 1, 1)) + EPS)
+    variance = batch.group_sum(centered**2) / jnp.maximum(batch.n - 1, 1)
+    return centered / (jnp.sqrt(variance) + EPS)

@@ -12,4 +12,5 @@ from isojax.rl.advantages import RewardedBatch, advantage, standardize
 def whiten(batch: RewardedBatch) -> Float[Array, "*r"]:
     """A response counts as many times as it has tokens."""
     weight = jnp.where(batch.valid, batch.lengths, 0).astype(jnp.float32)
-    return jnp.where(batch.valid, standardize(batch.rewards, weight), 0.0)
+    advantages = standardize(batch.rewards, weight)
+    return jnp.where(batch.valid, advantages, 0.0)

@@ -11,7 +11,10 @@ from isojax.rl.aggregations import CountedResponses, aggregation
 @aggregation
 def weight(responses: CountedResponses) -> Float[Array, "*r"]:
     """1 / (tokens of the response's group * groups that have any)."""
-    tokens, groups = responses.tokens.reshape(-1), responses.groups.reshape(-1)
-    group_tokens = jax.ops.segment_sum(tokens, groups, responses.num_groups)
-    tokens_of_own_group = jnp.maximum(group_tokens, 1)[responses.groups]
-    return 1.0 / (tokens_of_own_group * jnp.maximum((group_tokens > 0).sum(), 1))
+    tokens = responses.tokens.reshape(-1)
+    groups = responses.groups.reshape(-1)
+    tokens_by_group = jax.ops.segment_sum(tokens, groups, responses.num_groups)
+
+    num_groups = jnp.maximum((tokens_by_group > 0).sum(), 1)
+    tokens_of_group = jnp.maximum(tokens_by_group, 1)[responses.groups]
+    return 1.0 / (tokens_of_group * num_groups)

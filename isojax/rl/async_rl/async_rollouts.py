@@ -9,6 +9,7 @@ weights stay in the cache."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,13 +32,26 @@ from isojax.distributed.sharding import (
     shapes_with_shardings,
 )
 from isojax.models.transformer import Decoder, Params
-from isojax.rl import rollout_source
 from isojax.rl.async_rl.remote_worker import RemoteWorker
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.graded_sampler import build_verify
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
+from isojax.rl.rollout_source import (
+    CellProblems,
+    RolloutPrograms,
+    RolloutsInProgress,
+    RolloutSource,
+    SelectedProblems,
+    SourcedBatch,
+    UpdateShapes,
+    batch_shapes,
+    build_gather_problems,
+    padded_index,
+    sum_rewards,
+    verifier_metrics,
+)
 from isojax.rl.train_step import build_update
 from isojax.sampling.batch import (
     ProblemArrays,
@@ -50,8 +64,12 @@ from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.task import Task, is_on_device
 
 
-class AsyncPrograms(rollout_source.RolloutPrograms):
-    """The programs that train, on `mesh`, and those that sample, there or on `sampler_mesh`."""
+class AsyncPrograms(RolloutPrograms):
+    """The programs that train, on `mesh`, and those that sample, there or on `sampler_mesh`.
+
+    Who samples is no engine of rl/engines: an engine answers one request after the other, and here
+    the rollouts of several batches, drawn with the weights of several updates, are in progress at
+    once (rl/async_rl/rollout_buffer.py)."""
 
     def __init__(
         self,
@@ -76,12 +94,12 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.disaggregated = sampler_mesh is not None
         self.role = role
         self.sampler_shards = sharding.shard_count(sampler_mesh or mesh)
-        uneven_B_p = next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None)
-        if uneven_B_p:
+        uneven = [B_p for B_p, _ in pairs if B_p % self.sampler_shards]
+        if uneven:
             raise InputError(
                 where="cell.rl.max_staleness",
                 found=(
-                    f"sweep.B_p = {uneven_B_p} is no multiple of the {self.sampler_shards} "
+                    f"sweep.B_p = {uneven[0]} is no multiple of the {self.sampler_shards} "
                     "shards (data x fsdp) of the mesh that samples; asynchronous rollouts "
                     "assign whole groups to shards"
                 ),
@@ -99,7 +117,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
 
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
-        self.gather_problems = rollout_source.build_gather_problems(mesh)
+        self.gather_problems = build_gather_problems(mesh)
         self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
         self.verify = build_verify(task, shapes, mesh)
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
@@ -114,12 +132,14 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
                 sent = jax.tree.map(sharding.copyable_sharding, decoder.shapes(), here, there)
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
-    def compile(self, shapes: rollout_source.UpdateShapes) -> None:
+    def compile(self, shapes: UpdateShapes) -> None:
         on_all = replicated(self.mesh)
+        scalar = shape_on(on_all)
+        index = shape_on(on_all, (self.shapes.problem_rows,))
         recorded = self.sampler.engine.recorded
         rollouts = rollout_shapes(self.shapes, self.mesh, self.nucleus, recorded)
-        batch = rollout_source.batch_shapes(self.shapes, self.mesh, shapes, rollouts)
-        scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
+        batch = batch_shapes(self.shapes, self.mesh, shapes, rollouts)
+
         params = shapes.policy_params
         if self.cast_to_send is not None:
             params = self.cast_to_send.compile(params)
@@ -134,17 +154,21 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
             self.verify.compile(batch.problems, batch.rollouts, scalar, scalar)
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
+    def open_rollouts(self, problems: CellProblems) -> "AsyncRollouts":
+        return AsyncRollouts(self, problems)
+
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
         return not self.disaggregated and self.sampler.state_layout == saved.get("layout")
 
     def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
-        """A batch's rollouts in the buffer rows that the trainer's shards expect them in."""
+        """A batch's rollouts, by shard of the sampler, in the buffer rows that the trainer's shards
+        expect them in; padding rows hold any rollout, without tokens."""
+        rows = self.shapes.buffer_rows
         trainer = Layout(B_p, n, self.shapes.shards)
-        worker = Layout(B_p, n, self.sampler_shards)
-        valid = trainer.holds_rollout(self.shapes.buffer_rows)
-        rollout = jnp.where(valid, trainer.rollout_of_row(self.shapes.buffer_rows), 0)
+        valid = trainer.holds_rollout(rows)
+        rollout = jnp.where(valid, trainer.rollout_of_row(rows), 0)
 
-        shard, row = worker.place(rollout)
+        shard, row = Layout(B_p, n, self.sampler_shards).place(rollout)
         rollouts = jax.tree.map(lambda x: x[shard, row], worker_rollouts)
         return rollouts._replace(
             mask=rollouts.mask & valid[..., None],
@@ -153,38 +177,59 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         )
 
 
-class AsyncRollouts(rollout_source.RolloutSource):
+@dataclass(frozen=True)
+class PendingBatch:
+    """A batch that has begun, and is not trained on yet."""
+
+    problem_index: np.ndarray  # i[B_p], rows of the problem table
+    selected: SelectedProblems
+    grading: BackgroundGrader | None  # of its responses, where the host verifies
+
+
+class AsyncRollouts(RolloutSource):
     """The RolloutSource of one cell whose sampler works ahead."""
 
-    def __init__(self, programs: AsyncPrograms, problems: rollout_source.CellProblems):
+    def __init__(self, programs: AsyncPrograms, problems: CellProblems):
         self.programs, self.problems, self.cell = programs, problems, problems.cell
-        self.updates_done = self.next_batch_to_begin = problems.first_update
-        # Of each batch that has begun and is not trained on yet: its rows of the problem table
-        # i[B_p], and its problems
-        self.pending_batches: dict[int, tuple[np.ndarray, rollout_source.SelectedProblems]] = {}
-        self.grading: dict[int, BackgroundGrader] = {}
-        job = RolloutJob(
-            B_p=self.cell.B_p,
-            n=self.cell.n,
-            first_batch=problems.first_update,
-            filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.problem_table)),
-            on_finished=None
-            if is_on_device(programs.task)
-            else lambda k, *rows: self.grading[k].add_responses(*rows),
-        )
-        self.worker: RolloutWorker | BackgroundWorker | RemoteWorker
-        if programs.role is not None:
-            self.worker = RemoteWorker(programs.sampler, job, programs.role, programs.mesh)
-        else:
-            worker = RolloutWorker(programs.sampler, job)
-            self.worker = BackgroundWorker(worker) if programs.disaggregated else worker
-        # the trainer's: from a batch's arrival until the weights after it are published
+        self.layout = Layout(self.cell.B_p, self.cell.n, programs.shapes.shards)
+
+        # Batches have the number of the update that trains on them.
+        self.updates_done = problems.first_update
+        self.next_batch_to_begin = problems.first_update
+        self.pending_batches: dict[int, PendingBatch] = {}
+        self.worker = self._start_worker()
+
+        # How long the trainer has worked: from a batch's arrival until the weights after it are
+        # published.
         self.busy_seconds = 0.0
         # Of the update in progress: when it began, how long the sampler had worked by then, and
         # when its batch arrived
-        self.update_began_at = self.sampler_seconds_before = self.batch_arrived_at = 0.0
+        self.update_began_at = 0.0
+        self.sampler_seconds_before = 0.0
+        self.batch_arrived_at = 0.0
 
-    def next_batch(self, state: TrainState, max_updates: int) -> rollout_source.SourcedBatch:
+    def _start_worker(self) -> RolloutWorker | BackgroundWorker | RemoteWorker:
+        """The sampler: in other processes, in a thread with other devices, or here, in turns."""
+        programs = self.programs
+        job = RolloutJob(
+            B_p=self.cell.B_p,
+            n=self.cell.n,
+            first_batch=self.problems.first_update,
+            filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in self.problems.problem_table)),
+            on_finished=None if is_on_device(programs.task) else self._grade,
+        )
+        if programs.role is not None:
+            return RemoteWorker(programs.sampler, job, programs.role, programs.mesh)
+        worker = RolloutWorker(programs.sampler, job)
+        return BackgroundWorker(worker) if programs.disaggregated else worker
+
+    def _grade(self, batch: int, rollouts: np.ndarray, responses: list[np.ndarray]) -> None:
+        """Called by the worker, in whichever thread it has, with responses that are finished."""
+        grading = self.pending_batches[batch].grading
+        assert grading is not None, "the host verifies"
+        grading.add_responses(rollouts, responses)
+
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         """Batch v, where v updates are done, as soon as it is sampled and verified."""
         programs = self.programs
         update = self.updates_done
@@ -195,7 +240,8 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.sampler_seconds_before = self.worker.busy_seconds
         sampled_rollouts, tokens_by_version = self.worker.take_batch(update)
         self.batch_arrived_at = time.monotonic()
-        index, selected = self.pending_batches.pop(update)
+        pending = self.pending_batches[update]
+        problems = pending.selected.problems
 
         # From the devices that sample, in the rows in which the trainer's shards expect them.
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
@@ -203,24 +249,22 @@ class AsyncRollouts(rollout_source.RolloutSource):
         rollouts = programs.to_trainer_layout(
             sharding.copy_to_mesh(sampled_rollouts, on_trainer), B_p, n
         )
-        layout = Layout(self.cell.B_p, self.cell.n, programs.shapes.shards)
 
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
-            rewards = programs.verify(selected.problems, rollouts, B_p, n)
+            rewards = programs.verify(problems, rollouts, B_p, n)
         else:
-            with self.grading.pop(update) as grading:
-                grades = grading.collect_grades()
-            rewards = layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
-            metrics |= rollout_source.verifier_metrics(grades)
+            assert pending.grading is not None, "the host verifies"
+            with pending.grading:
+                grades = pending.grading.collect_grades()
+            rewards = self.layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
+            metrics |= verifier_metrics(grades)
+        del self.pending_batches[update]
 
-        reward_sums = None
-        if self.problems.problem_order.drop_above is not None:
-            reward_sums = layout.in_order(rewards).reshape(-1, self.cell.n).sum(1)
-        batch = RolloutBatch(
-            selected.problems, rollouts, rewards, B_p=B_p, n=n, key_data=selected.key_data
-        )
-        return rollout_source.SourcedBatch(batch, index, reward_sums, metrics)
+        key_data = pending.selected.key_data
+        batch = RolloutBatch(problems, rollouts, rewards, B_p=B_p, n=n, key_data=key_data)
+        reward_sums = sum_rewards(rewards, self.layout, self.problems.problem_order)
+        return SourcedBatch(batch, pending.problem_index, reward_sums, metrics)
 
     def finish_update(self, state: TrainState) -> Metrics:
         """Publishes the new weights, and begins the batches that may be sampled with them. The
@@ -229,38 +273,40 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.updates_done += 1
         self._publish_and_begin(state.params)
         now = time.monotonic()
-        self.busy_seconds += now - self.batch_arrived_at
+        trainer_seconds = now - self.batch_arrived_at
+        self.busy_seconds += trainer_seconds
         if not self.programs.disaggregated:
             return {}
-        update_seconds = now - self.update_began_at
-        trainer_seconds = now - self.batch_arrived_at
-        # A chunk counts when it is done; it may have begun before the update.
-        sampler_seconds = min(
-            self.worker.busy_seconds - self.sampler_seconds_before, update_seconds
-        )
-        shares = {
-            "sampler_busy": sampler_seconds / update_seconds,
-            "trainer_busy": trainer_seconds / update_seconds,
-        }
-        return {name: mean(share) for name, share in shares.items()}
 
-    def save(self) -> tuple[dict[str, Any] | None, Any]:
+        # A chunk counts when it is done; it may have begun before the update.
+        update_seconds = now - self.update_began_at
+        sampler_seconds = self.worker.busy_seconds - self.sampler_seconds_before
+        return {
+            "sampler_busy": mean(min(sampler_seconds, update_seconds) / update_seconds),
+            "trainer_busy": mean(trainer_seconds / update_seconds),
+        }
+
+    def save(self) -> RolloutsInProgress:
         """Nothing before the first batch, nor of a sampler in the background, whose rollouts are
         sampled again."""
-        if (
-            not isinstance(self.worker, RolloutWorker)
-            or self.next_batch_to_begin == self.updates_done
-        ):
-            return None, None
+        has_begun = self.next_batch_to_begin > self.updates_done
+        if not (isinstance(self.worker, RolloutWorker) and has_begun):
+            return RolloutsInProgress(None, None)
+
         worker_meta, arrays = self.worker.save()
+        pending = {str(batch): pending for batch, pending in self.pending_batches.items()}
         meta = {
             "next_batch": self.next_batch_to_begin,
             "layout": self.programs.sampler.state_layout,
             "worker": worker_meta,
-            "batches": {str(b): index.tolist() for b, (index, _) in self.pending_batches.items()},
-            "grading": {str(b): grading.state_dict() for b, grading in self.grading.items()},
+            "batches": {name: one.problem_index.tolist() for name, one in pending.items()},
+            "grading": {
+                name: one.grading.state_dict()
+                for name, one in pending.items()
+                if one.grading is not None
+            },
         }
-        return meta, arrays
+        return RolloutsInProgress(meta, arrays)
 
     def restore(
         self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params
@@ -269,61 +315,69 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.worker.restore(saved["worker"], restore_arrays)
         self.next_batch_to_begin = saved["next_batch"]
         for name, index in saved["batches"].items():
-            self._add_pending_batch(int(name), np.array(index, np.int32))
-        for name, grades in saved["grading"].items():
-            self.grading[int(name)].load_state_dict(grades)
+            pending = self._add_pending_batch(int(name), np.array(index, np.int32))
+            if pending.grading is not None:
+                pending.grading.load_state_dict(saved["grading"][name])
         self.worker.publish_weights(self.updates_done, params)
 
     def close(self) -> None:
         self.worker.close()
-        for grading in self.grading.values():
-            grading.__exit__()
+        for pending in self.pending_batches.values():
+            if pending.grading is not None:
+                pending.grading.__exit__()
 
     def _publish_and_begin(self, params: Params) -> None:
+        """Give the worker the weights after `updates_done` updates, then the batches that it may
+        begin with them: up to max_staleness ahead, but none of the source that follows this one."""
         cast_to_send = self.programs.cast_to_send
         self.worker.publish_weights(
             self.updates_done, params if cast_to_send is None else cast_to_send(params)
         )
+
         last_to_begin = self.updates_done + self.programs.max_staleness
         if self.problems.end_update is not None:
             last_to_begin = min(last_to_begin, self.problems.end_update - 1)
         while self.next_batch_to_begin <= last_to_begin:
-            batch, index = self.next_batch_to_begin, next(self.problems.problem_order)
-            selected = self._add_pending_batch(batch, index)
+            batch = self.next_batch_to_begin
+            index = next(self.problems.problem_order)
+            selected = self._add_pending_batch(batch, index).selected
             batch_problems = ProblemArrays(
                 *(np.asarray(x)[: self.cell.B_p] for x in selected.problems)
             )
             self.worker.begin_batch(batch, batch_problems, np.asarray(selected.key_data))
             self.next_batch_to_begin += 1
 
-    def _add_pending_batch(self, batch: int, index: np.ndarray) -> rollout_source.SelectedProblems:
+    def _add_pending_batch(self, batch: int, index: np.ndarray) -> PendingBatch:
+        """index: i[B_p], the rows of the problem table that the batch is of."""
         programs, problems = self.programs, self.problems
-        rows = rollout_source.padded_index(index, programs.shapes.problem_rows)
+        rows = padded_index(index, programs.shapes.problem_rows)
         selected = programs.gather_problems(
             problems.problem_table, rows, np.int32(self.cell.seed), np.int32(batch)
         )
-        self.pending_batches[batch] = index, selected
+
+        grading = None
         if not is_on_device(programs.task):
-            batch_problems = [problems.problems[q] for q in index for _ in range(self.cell.n)]
-            self.grading[batch] = BackgroundGrader(programs.task.grade_tokens, batch_problems)
-        return selected
+            problem_of_rollout = [problems.problems[q] for q in index for _ in range(self.cell.n)]
+            grading = BackgroundGrader(programs.task.grade_tokens, problem_of_rollout)
+        self.pending_batches[batch] = PendingBatch(index, selected, grading)
+        return self.pending_batches[batch]
 
 
 def staleness_metrics(
     tokens_by_version: Mapping[int, int], update: int, max_staleness: int
 ) -> Metrics:
-    """By how many updates a batch's tokens are older than the policy trained on them. Nothing where
-    k = 0."""
+    """By how many updates a batch's tokens are older than the policy trained on them, the one after
+    `update` updates. Nothing where k = max_staleness = 0. tokens_by_version: how many tokens were
+    drawn with the weights after so many updates."""
     if not max_staleness:
         return {}
     num_tokens = sum(tokens_by_version.values())
-    ages = range(max_staleness + 1)
     summed_age = sum((update - version) * count for version, count in tokens_by_version.items())
-    return {
+    metrics = {
         "staleness_mean": mean(summed_age / num_tokens),
         "staleness_max": Metric(float(update - min(tokens_by_version)), None, "max"),
-        **{
-            f"staleness_share_{age}": mean(tokens_by_version.get(update - age, 0) / num_tokens)
-            for age in ages
-        },
     }
+    for age in range(max_staleness + 1):
+        share = tokens_by_version.get(update - age, 0) / num_tokens
+        metrics[f"staleness_share_{age}"] = mean(share)
+    return metrics

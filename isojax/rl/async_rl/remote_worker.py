@@ -1,7 +1,17 @@
 """A rollout worker in processes that only sample (distributed/roles.py), on both sides. The
 trainer's processes make the same requests; each sends its own to a part of the sampler's processes,
 and the weights that it holds to all that need them. Each of the sampler's processes sends what it
-has finished to one of the trainer's, which grades it."""
+has finished to one of the trainer's, which grades it.
+
+The messages, in this order within a job:
+
+    from the trainer    begin            job number, RolloutJob without `on_finished`
+                        begin_batch      batch, its problems, the data of its key
+                        publish_weights  version, the WeightParts of this process
+                        close
+    from the sampler    finished         job number, batch, rollouts, their responses
+                        sampled          job number, batch, SampledBatch, busy seconds of the job
+"""
 
 import threading
 from collections import Counter
@@ -9,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,8 +38,13 @@ from isojax.rl.async_rl.rollout_worker import (
 )
 from isojax.sampling.batch import ProblemArrays
 
-# Of a parameter's number among all: a part of it, and where the part is in it.
-WeightPart = tuple[int, tuple[slice, ...], np.ndarray]
+
+class WeightPart(NamedTuple):
+    """A part of a parameter."""
+
+    number: int  # of the parameter among all
+    index: tuple[slice, ...]  # where the part is in it
+    values: np.ndarray
 
 
 class RemoteWorker:
@@ -54,18 +69,14 @@ class RemoteWorker:
 
     def publish_weights(self, version: int, params: Params) -> None:
         for process, link in self.role.peers.items():
-            link.send(
-                (
-                    "publish_weights",
-                    version,
-                    weight_parts(params, self.programs.param_shardings, process),
-                )
-            )
+            parts = weight_parts(params, self.programs.param_shardings, process)
+            link.send(("publish_weights", version, parts))
 
     def take_batch(self, batch: int) -> SampledBatch:
         """Waits until the batch is sampled."""
         rollouts, tokens_by_version = self.inbox.take(batch)
-        return jax.tree.map(partial(array_on, replicated(self.mesh)), rollouts), tokens_by_version
+        on_mesh = partial(array_on, replicated(self.mesh))
+        return SampledBatch(jax.tree.map(on_mesh, rollouts), tokens_by_version)
 
     def close(self) -> None:
         """The sampler ends the job after its current chunk."""
@@ -79,13 +90,13 @@ class RemoteWorker:
     def _receive(self, message: Any) -> None:
         with self.inbox.pass_errors_on(), self.lock:  # errors such as what grading has raised
             match message:
-                case "finished", self.number, *arguments:
+                case "finished", self.number, batch, rollouts, responses:
                     assert self.job.on_finished is not None
-                    self.job.on_finished(*arguments)
+                    self.job.on_finished(batch, rollouts, responses)
                 case "sampled", self.number, batch, sampled, busy_seconds:
                     self.busy_seconds = max(self.busy_seconds, busy_seconds)
                     self.arrivals[batch] += 1
-                    # what they finished came before
+                    # Messages of a link are in order, so what each has finished came before.
                     if self.arrivals[batch] == len(self.role.partners):
                         self.inbox.put(batch, sampled)
 
@@ -95,49 +106,55 @@ def weight_parts(params: Params, shardings: Params, process: int) -> list[Weight
     `shardings` on the sampler's mesh. Where several processes hold a part, one of them has it
     here."""
     parts: list[WeightPart] = []
-    for number, (x, sharding) in enumerate(
-        zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)
-    ):
-        indices = sharding.devices_indices_map(x.shape).items()
-        needed = [index for device, index in indices if device.process_index == process]
-        held = [shard for shard in x.addressable_shards if shard.replica_id == 0]
-        parts += [
-            (number, shard.index, np.asarray(shard.data))
-            for shard in held
-            if any(_overlap(shard.index, index, x.shape) for index in needed)
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)
+    for number, (x, sharding) in enumerate(leaves):
+        needed = [
+            index
+            for device, index in sharding.devices_indices_map(x.shape).items()
+            if device.process_index == process
         ]
+        for shard in x.addressable_shards:
+            is_needed = any(_overlap(shard.index, index, x.shape) for index in needed)
+            if shard.replica_id == 0 and is_needed:
+                parts.append(WeightPart(number, shard.index, np.asarray(shard.data)))
     return parts
 
 
 def _overlap(a: tuple[slice, ...], b: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
-    ranges = [
-        (range(*x.indices(size)), range(*y.indices(size)))
-        for x, y, size in zip(a, b, shape, strict=True)
-    ]
-    return all(x.start < y.stop and y.start < x.stop for x, y in ranges)
+    """Whether two parts of an array of this shape have an element in common."""
+    for slice_a, slice_b, size in zip(a, b, shape, strict=True):
+        range_a = range(*slice_a.indices(size))
+        range_b = range(*slice_b.indices(size))
+        if range_a.start >= range_b.stop or range_b.start >= range_a.stop:
+            return False
+    return True
 
 
 def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params) -> Params:
     """Parameters on the sampler's mesh, of the parts that all processes have sent to this one."""
     leaves, tree = jax.tree.flatten(shapes)
     buffers = [np.empty(x.shape, x.dtype) for x in leaves]  # what no part fills is never touched
-    for number, index, x in parts:
-        buffers[number][index] = x
+    for part in parts:
+        buffers[part.number][part.index] = part.values
     return jax.tree.map(array_on, shardings, tree.unflatten(buffers))
 
 
 def next_request(worker: RolloutWorker, role: Role, shapes: Params) -> Callable[[], None] | None:
-    """The trainer's next request, in a process of the sampler. `shapes`: of the parameters as they
-    are sent."""
+    """The trainer's next request, in a process of the sampler; None ends the job. `shapes`: of the
+    parameters as they are sent."""
     name, *arguments = received(role.own_peer)
     if name == "close":
         return None
-    if name == "publish_weights":
-        version, parts = arguments
-        others = [link for link in role.peers.values() if link is not role.own_peer]
-        all_parts = chain(parts, *(received(link)[2] for link in others))
-        arguments = version, place_weights(all_parts, shapes, worker.programs.param_shardings)
-    return partial(getattr(worker, name), *arguments)
+    if name == "begin_batch":
+        return partial(worker.begin_batch, *arguments)
+
+    # Every process that trains sends the parts that it holds.
+    assert name == "publish_weights", name
+    version, own_parts = arguments
+    other_peers = [link for link in role.peers.values() if link is not role.own_peer]
+    other_parts = [received(link)[2] for link in other_peers]
+    params = place_weights(chain(own_parts, *other_parts), shapes, worker.programs.param_shardings)
+    return partial(worker.publish_weights, version, params)
 
 
 def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded: bool) -> None:
@@ -146,27 +163,25 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
     responses."""
 
     def send_finished(
-        number: int, batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]
+        number: int, batch: int, rollouts: np.ndarray, responses: list[np.ndarray]
     ) -> None:
-        role.own_peer.send(("finished", number, batch, rollout_index, responses))
+        role.own_peer.send(("finished", number, batch, rollouts, responses))
 
     def send_batch(number: int, worker: RolloutWorker, batch: int, sampled: SampledBatch) -> None:
-        rollouts, tokens_by_version = sampled
+        on_host = sampled._replace(rollouts=jax.device_get(sampled.rollouts))
         for link in role.partners:
-            link.send(
-                (
-                    "sampled",
-                    number,
-                    batch,
-                    (jax.device_get(rollouts), tokens_by_version),
-                    worker.busy_seconds,
-                )
-            )
+            link.send(("sampled", number, batch, on_host, worker.busy_seconds))
 
-    while (message := role.next_message("begin")) is not None:
+    while True:
+        message = role.next_message("begin")
+        if message is None:
+            return
         number, job = message
         on_finished = partial(send_finished, number) if is_graded else None
         worker = RolloutWorker(programs, replace(job, on_finished=on_finished))
-        get_request = partial(next_request, worker, role, shapes)
-        on_sampled = partial(send_batch, number, worker)
-        serve_requests(worker, role.own_peer.incoming.qsize, get_request, on_sampled)
+        serve_requests(
+            worker,
+            count_waiting=role.own_peer.incoming.qsize,
+            next_request=partial(next_request, worker, role, shapes),
+            on_sampled=partial(send_batch, number, worker),
+        )

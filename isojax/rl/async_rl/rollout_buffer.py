@@ -44,6 +44,8 @@ class ProblemRing(NamedTuple):
 
 
 class SamplerProgress(NamedTuple):
+    """What a chunk may sample."""
+
     group_limit: Any  # i32[], how many groups a shard may begin, counted from the first batch
     groups_per_batch: Any  # i32[], groups of a batch on one shard
     n: Any  # i32[], rollouts per problem
@@ -62,8 +64,9 @@ class ChunkOutputs(NamedTuple):
 class SamplerPrograms:
     """The programs of a sweep's rollout workers on one mesh.
 
-    init_state() -> state; prepare_weights(params) -> SamplerWeights;
-    decode_chunk(weights, ring, progress, state) -> (state, ChunkOutputs);
+    prepare_weights(params) -> SamplerWeights
+    init_state() -> state
+    decode_chunk(weights, ring, progress, state) -> (state, ChunkOutputs); the state is donated
     extract_batch(state.outputs, first_row) -> Rollouts
     """
 
@@ -76,22 +79,24 @@ class SamplerPrograms:
         pairs: Sequence[tuple[int, int]],
         mesh: Mesh,
     ):
+        """pairs: every (B_p, n) of the sweep."""
         assert cell.rl.max_staleness is not None
-        self.mesh, self.shards, self.ring_batches = (
-            mesh,
-            sharding.shard_count(mesh),
-            cell.rl.max_staleness + 1,
-        )
+        self.mesh = mesh
+        self.shards = sharding.shard_count(mesh)
+        self.ring_batches = cell.rl.max_staleness + 1
         self.answer_length = shapes.response_length if is_on_device(task) else 0
         # the most rollouts that a batch has on a shard
         self.rows_per_shard = -(-shapes.B_cap // self.shards)
+
+        # To the sampler, the ring is one batch of (k + 1) B_p problems.
+        groups_per_shard = [B_p // self.shards for B_p, _ in pairs]
         self.ring_shapes = replace(
             shapes,
             cells=[(B_p * self.ring_batches, n) for B_p, n in pairs],
             shards=self.shards,
             # It divides the groups that a batch has on a shard, so that no block of prompts spans
             # two batches.
-            prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
+            prefill_batch=math.gcd(shapes.prefill_batch, *groups_per_shard),
         )
         self.engine = build_engine(
             decoder,
@@ -103,45 +108,63 @@ class SamplerPrograms:
             records_experts=records_experts(cell.rl, decoder, mesh),
         )
         self.param_shardings = decoder.shardings(mesh)
+        self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
+
         self.prepare_weights = stream.build_prepare_weights(self.engine, mesh)
-        self.sharded_by_row = sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
-        state_sharding = stream.sampler_state_shardings(self.engine, mesh)
-        state_spec = stream.sampler_state_specs(self.engine)
+        self.init_state = self._build_init_state()
+        self.decode_chunk = self._build_decode_chunk()
+        self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
+
+    def _build_init_state(self) -> Program:
+        def init_shard(shard: Array) -> SamplerState:
+            # Item 0, computed: a constant would count as equal on all shards, and the queues do
+            # not stay equal.
+            first_item = shard[0] * 0
+            return stream.add_shard_axis(self.engine.init_state(first_item))
+
         rows: Any = P(ROLLOUT_AXES)
-        sharded_init = sharding.map_over_shards(
-            lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)),
-            mesh,
-            rows,
-            state_spec,
-        )
-        chunk_specs = (P(), rows, P(), state_spec)
-        sharded_chunk = sharding.map_over_shards(
-            self._decode_chunk, mesh, chunk_specs, (state_spec, rows)
-        )
+        state_spec = stream.sampler_state_specs(self.engine)
+        init_shards = sharding.map_over_shards(init_shard, self.mesh, rows, state_spec)
 
         def init_state() -> SamplerState:
-            return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))
+            return init_shards(jnp.arange(self.shards, dtype=jnp.int32))
 
-        whole = replicated(mesh)  # every process counts all slots, and grades its own
-        chunk_shardings = state_sharding, ChunkOutputs(whole, whole, whole, tokens=sharded_by_row)
-        self.init_state = Program(jax.jit(init_state, out_shardings=state_sharding))
-        self.decode_chunk = Program(
-            jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings)
+        state_sharding = stream.sampler_state_shardings(self.engine, self.mesh)
+        return Program(jax.jit(init_state, out_shardings=state_sharding))
+
+    def _build_decode_chunk(self) -> Program:
+        rows: Any = P(ROLLOUT_AXES)
+        on_all: Any = P()
+        state_spec = stream.sampler_state_specs(self.engine)
+        decode_shards = sharding.map_over_shards(
+            self._decode_chunk,
+            self.mesh,
+            (on_all, rows, on_all, state_spec),  # weights, ring, progress, state
+            (state_spec, rows),
         )
-        self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
+
+        # Every process counts all slots, and grades its own.
+        whole = replicated(self.mesh)
+        output_shardings = ChunkOutputs(whole, whole, whole, tokens=self.sharded_by_row)
+        state_sharding = stream.sampler_state_shardings(self.engine, self.mesh)
+        return Program(
+            jax.jit(
+                decode_shards, donate_argnums=3, out_shardings=(state_sharding, output_shardings)
+            )
+        )
 
     @property
     def state_layout(self) -> int:
         """Equal where a worker of these programs can go on with what another has saved; it is a
         checksum."""
+        # of the ring, but without the grid, which may grow
         ring = self.ring_shapes
-        # not the grid, which may grow
         sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries
-        shapes = jax.tree.map(
-            lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted)
-        )
+        state_shapes = jax.eval_shape(self.init_state.jitted)
+        described = str(jax.tree.map(lambda x: (x.shape, str(x.dtype)), state_shapes))
+
         # A state without recorded experts is as it was before there were any.
-        described = str(shapes).replace(", table_experts=None, group_experts=None", "")
+        described = described.replace(", table_experts=None, group_experts=None", "")
         return crc32(f"{sizes} {described}".encode())
 
     def batch_shapes(self) -> Rollouts | RoutedRollouts:
@@ -153,17 +176,22 @@ class SamplerPrograms:
         """Compiles all programs, from shapes and those of the parameters."""
         scalar = shape_on(replicated(self.mesh))
         changed = shape_on(replicated(self.mesh), (), "bool")
-        by_row, ring_shapes = self.sharded_by_row, self.ring_shapes
-        shard_problems = problem_shapes(
+        progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
+
+        ring_shapes = self.ring_shapes
+        problems_of_shard = problem_shapes(
             ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length
         )
-        problems = jax.tree.map(lambda x: shape_on(by_row, (self.shards, *x.shape)), shard_problems)
-        ring = ProblemRing(problems, keys=shape_on(by_row, (*problems.ids.shape, 2), "uint32"))
+        problems = jax.tree.map(
+            lambda x: shape_on(self.sharded_by_row, (self.shards, *x.shape)), problems_of_shard
+        )
+        keys = shape_on(self.sharded_by_row, (*problems.ids.shape, 2), "uint32")
+        ring = ProblemRing(problems, keys)
+
         weights = self.prepare_weights.compile(
             sharding.shapes_with_shardings(params, self.param_shardings)
         )
         state = self.init_state.compile()
-        progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
         self.extract_batch.compile(state.outputs, scalar)
 
@@ -174,28 +202,41 @@ class SamplerPrograms:
         progress: SamplerProgress,
         state: SamplerState,
     ) -> tuple[SamplerState, ChunkOutputs]:
+        """A chunk of one shard, whose arrays are [1 ...]."""
         problems, keys = jax.tree.map(lambda x: x[0], ring)
-        ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
-        shard_slice = Layout(progress.group_limit, n, shards=1).shard_slice(jnp.int32(0))
-        ring_rows, key = ring_groups * n, jax.random.wrap_key_data(keys)
-        batch = SamplingBatch(problems, shard_slice, n, key, ring_groups, ring_rows)
         state = stream.squeeze_shard_axis(state)
-        prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
-        # Prompts that were prefilled with old weights, and whose responses have not begun, are
-        # prefilled again.
-        next_block = (
-            queue.next_item
-            // work_items(self.ring_shapes, batch).per_problem
-            // prefill_batch
-            * prefill_batch
+
+        # All groups that the shard may have begun so far, in a ring of as many as k + 1 batches
+        # have.
+        n = progress.n
+        ring_groups = progress.groups_per_batch * self.ring_batches
+        batch = SamplingBatch(
+            problems,
+            share=Layout(progress.group_limit, n, shards=1).shard_slice(jnp.int32(0)),
+            n=n,
+            key=jax.random.wrap_key_data(keys),
+            ring_groups=ring_groups,
+            ring_rows=ring_groups * n,
         )
+
+        # Prompts that were prefilled with old weights, and whose responses have not begun, are
+        # prefilled again, by whole blocks of prompts.
+        queue = state.queue
+        prefill_batch = self.ring_shapes.prefill_batch
+        next_problem = queue.next_item // work_items(self.ring_shapes, batch).per_problem
+        next_block = next_problem // prefill_batch * prefill_batch
         still_valid = jnp.minimum(queue.num_prefilled, next_block)
         num_prefilled = jnp.where(progress.weights_changed, still_valid, queue.num_prefilled)
         state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))
+
         state, finished_rows = self.engine.decode_chunk(weights, batch, state)
         slots = state.slots
-        slot_rows = jnp.where(finished_rows >= 0, finished_rows, slots.row)
-        outputs = ChunkOutputs(finished_rows, slot_rows, slots.t, slots.tokens)
+        outputs = ChunkOutputs(
+            finished_rows=finished_rows,
+            slot_rows=jnp.where(finished_rows >= 0, finished_rows, slots.row),
+            lengths=slots.t,
+            tokens=slots.tokens,
+        )
         return stream.add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
     def _extract_batch(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,10 +37,21 @@ CLOSE_TIMEOUT = 60  # seconds
 # Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the
 # tokens of each.
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
-# A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of
-# each update.
-SampledBatch = tuple[Rollouts, Mapping[int, int]]
 Request = Callable[[], None] | None  # a call of a worker's method; None ends its job
+
+
+class SampledBatch(NamedTuple):
+    """A batch that is done."""
+
+    rollouts: Rollouts  # by shard of the sampler
+    tokens_by_version: Mapping[int, int]  # how many were drawn with the weights of each update
+
+
+class PublishedParams(NamedTuple):
+    """The policy's parameters after `version` updates."""
+
+    version: int
+    params: Params
 
 
 @dataclass(frozen=True)
@@ -64,9 +75,8 @@ class RolloutWorker:
         self.groups_per_shard = job.B_p // programs.shards
         self.busy_seconds = 0.0  # of sampling so far
 
-        # Batches: those before `next_batch` have begun; of those that have begun and are not taken,
-        # how many rollouts are done, and how many tokens were drawn with the weights of each
-        # update.
+        # Batches before `next_batch` have begun. Of those that are not taken yet: how many rollouts
+        # are done, and how many tokens were drawn with the weights of each update.
         self.next_batch = job.first_batch
         self.finished_counts: dict[int, int] = {}
         self.tokens_by_version: dict[int, Counter[int]] = defaultdict(Counter)
@@ -78,11 +88,12 @@ class RolloutWorker:
         )
         self.ring = ProblemRing(filler, keys=np.zeros((shards, entries, 2), np.uint32))
 
-        # [2 S R]: the buffer row that each slot decoded in the last chunk, and its length.
+        # [2 S R]: the buffer row that each slot decoded in the last chunk, -1 where its rollout has
+        # finished; and the slot's length. As one array, because checkpoints have it so.
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
 
-        # Weights: (version, parameters) that no chunk has used yet; and those in use.
-        self.published_weights: tuple[int, Params] | None = None
+        # Parameters that no chunk has used yet; and the weights in use.
+        self.published: PublishedParams | None = None
         self.weights: SamplerWeights | None = None
         self.weights_version = -1
         self.state: SamplerState = programs.init_state()
@@ -116,17 +127,17 @@ class RolloutWorker:
     def publish_weights(self, version: int, params: Params) -> None:
         """The parameters after `version` updates, for the next chunk; to be donated once newer ones
         are published."""
-        self.published_weights = version, params
+        self.published = PublishedParams(version, params)
 
     def decode_chunk(self) -> None:
         """Decodes at most CHUNK_TOKENS tokens in each slot with the newest weights."""
         started_at = time.monotonic()
 
-        weights_changed = self.published_weights is not None
-        if self.published_weights is not None:
-            self.weights_version, params = self.published_weights
-            self.weights = self.programs.prepare_weights(params)
-            self.published_weights = None
+        weights_changed = self.published is not None
+        if self.published is not None:
+            self.weights_version = self.published.version
+            self.weights = self.programs.prepare_weights(self.published.params)
+            self.published = None
         assert self.weights is not None, "no weights yet"
 
         batches_begun = self.next_batch - self.job.first_batch
@@ -153,7 +164,7 @@ class RolloutWorker:
         first_row = np.int32(self._ring_offset(batch) * self.job.n)
         rollouts = self.programs.extract_batch(self.state.outputs, first_row)
         del self.finished_counts[batch]
-        return rollouts, dict(self.tokens_by_version.pop(batch))
+        return SampledBatch(rollouts, dict(self.tokens_by_version.pop(batch)))
 
     def close(self) -> None:
         """Nothing runs."""
@@ -206,37 +217,52 @@ class RolloutWorker:
         return (batch - self.job.first_batch) % self.programs.ring_batches * self.groups_per_shard
 
     def _batch_of_row(self, row: np.ndarray) -> np.ndarray:
+        """The numbers of the batches of rollouts, by their rows i[...] in the shard's share, which
+        is endless: it counts from the first batch on."""
         return self.job.first_batch + row // (self.groups_per_shard * self.job.n)
 
     def _count_tokens(self, outputs: ChunkOutputs) -> None:
-        same_rollout = outputs.slot_rows == self.previous_slots[0]
-        new_tokens = outputs.lengths - np.where(same_rollout, self.previous_slots[1], 0)
+        """Counts the tokens that a chunk has drawn, by batch, as tokens of the present weights."""
+        previous_rows, previous_lengths = self.previous_slots
+        goes_on = outputs.slot_rows == previous_rows
+        new_tokens = outputs.lengths - np.where(goes_on, previous_lengths, 0)
+
         in_use = outputs.slot_rows >= 0
         batch_of_slot = self._batch_of_row(outputs.slot_rows[in_use])
-        for b in np.unique(batch_of_slot):
-            num_tokens = new_tokens[in_use][batch_of_slot == b].sum()
-            self.tokens_by_version[int(b)][self.weights_version] += int(num_tokens)
-        self.previous_slots = np.stack(
-            [np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths]
-        )
+        for batch in np.unique(batch_of_slot):
+            num_tokens = new_tokens[in_use][batch_of_slot == batch].sum()
+            self.tokens_by_version[int(batch)][self.weights_version] += int(num_tokens)
+
+        # A slot that has finished begins another rollout, even if that has the same row.
+        has_finished = outputs.finished_rows >= 0
+        rows = np.where(has_finished, -1, outputs.slot_rows)
+        self.previous_slots = np.stack([rows, outputs.lengths])
 
     def _count_finished(self, outputs: ChunkOutputs) -> None:
         """Counts the rollouts that a chunk has finished, and passes this process's on where they
         are wanted."""
-        tokens_by_shard = dict(zip(*multiprocess.local_shard_rows(outputs.tokens), strict=True))
-        shard, slot = np.nonzero(outputs.finished_rows >= 0)
+        shard, slot = np.nonzero(outputs.finished_rows >= 0)  # i[r] each, r rollouts
         row = outputs.finished_rows[shard, slot]
         batch_of_rollout = self._batch_of_row(row)
+
+        # A shard's rows of a batch follow each other, so that a row's rest is its place in them.
         layout = Layout(self.job.B_p, self.job.n, self.programs.shards)
         rollout_index = layout.rollout_at(shard, row % layout.rollouts_per_shard)
-        for b in np.unique(batch_of_rollout):
-            (in_batch,) = np.nonzero(batch_of_rollout == b)
-            self.finished_counts[int(b)] += len(in_batch)
-            if self.job.on_finished is not None:
-                here = in_batch[np.isin(shard[in_batch], list(tokens_by_shard))]
-                slots = zip(shard[here], slot[here], strict=True)
-                responses = [tokens_by_shard[s][i][: outputs.lengths[s, i]] for s, i in slots]
-                self.job.on_finished(int(b), rollout_index[here], responses)
+
+        shard_ids, shard_tokens = multiprocess.local_shard_rows(outputs.tokens)
+        tokens_by_shard = dict(zip(shard_ids, shard_tokens, strict=True))  # [R T] of each
+        is_here = np.isin(shard, list(tokens_by_shard))
+        for batch in np.unique(batch_of_rollout):
+            in_batch = batch_of_rollout == batch
+            self.finished_counts[int(batch)] += int(in_batch.sum())
+            if self.job.on_finished is None:
+                continue
+            here = in_batch & is_here
+            responses = [
+                tokens_by_shard[s][i][: outputs.lengths[s, i]]
+                for s, i in zip(shard[here], slot[here], strict=True)
+            ]
+            self.job.on_finished(int(batch), rollout_index[here], responses)
 
 
 def serve_requests(
@@ -249,16 +275,17 @@ def serve_requests(
     several processes with parts of one worker, all serve the same requests before the same
     chunk."""
     while True:
-        # Without work, each process waits for its next request; they are the same, in the same
-        # order.
-        arrived = [1]
+        # Between chunks, as many requests are served as have arrived at every process. Without
+        # work, each waits for its next request; they are the same, in the same order.
+        num_requests = 1
         if worker.has_work:
-            arrived = multiprocess.allgather(count_waiting(), int, channel="sampler")
-        for _ in range(min(arrived)):
+            num_requests = min(multiprocess.allgather(count_waiting(), int, channel="sampler"))
+        for _ in range(num_requests):
             request = next_request()
             if request is None:
                 return
             request()
+
         if worker.has_work:
             worker.decode_chunk()
             for batch in worker.ready_batches:

@@ -70,15 +70,18 @@ class DeviceEngine(RolloutEngine):
             setup.task.stops,
             setup.records_experts,
         )
-        in_shardings = (setup.decoder.shardings(setup.mesh), None, None, None, None)
+        of_params = setup.decoder.shardings(setup.mesh)
         by_row = NamedSharding(setup.mesh, PartitionSpec(ROLLOUT_AXES))
-        self.program = Program(jax.jit(sample, in_shardings=in_shardings, out_shardings=by_row))
+        # (params, problems, B_p, n, key) -> rollouts
+        self.program = Program(
+            jax.jit(sample, in_shardings=(of_params, None, None, None, None), out_shardings=by_row)
+        )
 
     def compile(self, params: Params) -> Rollouts | RoutedRollouts:
         shapes, mesh = self.setup.shapes, self.setup.mesh
         problems = problem_shapes(shapes, mesh, shapes.problem_rows, shapes.response_length)
-        key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
         scalar = shape_on(replicated(mesh))
+        key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
         key = shape_on(replicated(mesh), (), key_type)
         return self.program.compile(params, problems, scalar, scalar, key)
 

@@ -57,6 +57,9 @@ def clipped_surrogate(ratio: Tokens, advantages: Tokens, mask: Mask, clip: Clip)
     """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, eq. 7); metric: the share of
     tokens stopped."""
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
-    value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
-    gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)
+    unclipped = ratio * advantages
+    clipped = clipped_ratio * advantages
+    value = -jnp.minimum(unclipped, clipped)
+
+    gradient_stopped = mask & (clipped < unclipped)
     return jnp.where(mask, value, 0.0), {"clip_fraction": gradient_stopped.astype(jnp.float32)}

@@ -16,6 +16,6 @@ def cispo(
     ratio = lax.stop_gradient(ratios(logps, old_logps, mask))
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -clipped_ratio * advantages * logps
-    return jnp.where(mask, value, 0.0), {
-        "clip_fraction": (mask & (ratio != clipped_ratio)).astype(jnp.float32)
-    }
+
+    is_clipped = mask & (ratio != clipped_ratio)
+    return jnp.where(mask, value, 0.0), {"clip_fraction": is_clipped.astype(jnp.float32)}

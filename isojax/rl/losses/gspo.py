@@ -15,10 +15,10 @@ def gspo(
     (equation 7). Each token has s, and by stop-gradients (equation 14) its part of s' gradient: the
     mean over a response is the response's."""
     log_ratio = jnp.where(mask, logps - old_logps, 0.0)
-    response_log_ratio = log_ratio.sum(-1, keepdims=True) / jnp.maximum(
-        mask.sum(-1, keepdims=True), 1
-    )
+    num_tokens = jnp.maximum(mask.sum(-1, keepdims=True), 1)
+    response_log_ratio = log_ratio.sum(-1, keepdims=True) / num_tokens  # log s, [m 1]
+
+    # 0, with the gradient of the token's log-probability.
     token_gradient = jnp.where(mask, logps - lax.stop_gradient(logps), 0.0)
-    return clipped_surrogate(
-        jnp.exp(lax.stop_gradient(response_log_ratio) + token_gradient), advantages, mask, clip
-    )
+    s = jnp.exp(lax.stop_gradient(response_log_ratio) + token_gradient)
+    return clipped_surrogate(s, advantages, mask, clip)

@@ -13,4 +13,5 @@ def rloo(
 ) -> LossAndMetrics:
     """-r A, never clipped: where the policy is the sampler's, r = 1 and the gradient is that of -A
     log p."""
-    return jnp.where(mask, -ratios(logps, old_logps, mask) * advantages, 0.0), {}
+    value = -ratios(logps, old_logps, mask) * advantages
+    return jnp.where(mask, value, 0.0), {}

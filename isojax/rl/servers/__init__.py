@@ -2,6 +2,7 @@
 share.
 
 server_engine.py  the rollout engine
+inspector.py      whether an answer is what was asked for
 http_json.py      requests and answers in JSON, with retries and a timeout
 dialect.py        what is asked of a server and what it answers, whatever it calls them
 detect.py         which dialect the server at a URL speaks

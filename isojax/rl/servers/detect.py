@@ -31,16 +31,19 @@ class ServedModel:
 
 def detect(client: JsonClient) -> ServedModel:
     """InputError where the list of models is none; RunFailed where nobody answers."""
-    url, answer = client.options.url, client.get("/v1/models")
+    answer = client.get("/v1/models")
     try:
-        model = answer["data"][0]
-        name, owner = str(model["id"]), str(model.get("owned_by", "openai"))
+        first_model = answer["data"][0]
+        model = str(first_model["id"])
+        owner = str(first_model.get("owned_by", "openai"))
     except (KeyError, IndexError, TypeError, AttributeError) as e:
-        problem = f"/v1/models lists no model ({str(answer)[:200]})"
         raise InputError(
-            where=f"the server {url}",
-            found=problem,
+            where=f"the server {client.options.url}",
+            found=f"/v1/models lists no model ({str(answer)[:200]})",
             fix="Is it a server of a language model?",
         ) from e
-    dialect = DIALECTS.get(owner, OpenAICompletions)()
-    return ServedModel(dialect, dialect.name if owner in DIALECTS else owner, name)
+
+    if owner not in DIALECTS:
+        return ServedModel(OpenAICompletions(), project=owner, model=model)
+    dialect = DIALECTS[owner]()
+    return ServedModel(dialect, project=dialect.name, model=model)

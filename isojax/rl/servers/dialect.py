@@ -48,6 +48,8 @@ class Completion:
 
 
 class Call(NamedTuple):
+    """A POST request."""
+
     path: str
     body: dict[str, Any]
 
@@ -75,6 +77,10 @@ class Dialect(Protocol):
     update_requests: ClassVar[UpdateRequests] = {}
     update_fix: ClassVar[str] = ""  # what helps where it refuses them
 
-    def write(self, model: str, ask: Ask) -> Call: ...
+    def write(self, model: str, ask: Ask) -> Call:
+        """The request for these responses. model: the name that the server serves it by."""
+        ...
 
-    def read(self, answer: Any) -> list[Completion]: ...
+    def read(self, answer: Any) -> list[Completion]:
+        """The responses in an answer, which is parsed JSON."""
+        ...

@@ -58,7 +58,8 @@ class JsonClient:
                 found=str(e),
                 expected="such as http://localhost:8000",
             ) from e
-        self._host, self._is_https = parts.hostname, parts.scheme == "https"
+        self._host = parts.hostname
+        self._is_https = parts.scheme == "https"
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._connections: set[HTTPConnection] = set()
         self._lock = threading.Lock()
@@ -87,18 +88,22 @@ class JsonClient:
                         connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+        """The parsed answer, after as many attempts as it takes, and as are allowed."""
         options = self.options
-        timeouts, wait = 0, options.first_wait
-        problem, cause = "", None
+        wait = options.first_wait
+        timeouts = 0
+        problem = ""
+        cause: Exception | None = None
         for attempt in range(options.retries + 1):
             if self._is_closed:
                 raise ServerFailed(
                     f"the server {options.url} is asked no more: another request has failed."
                 )
+
             try:
                 status, text = self._ask_once(method, path, body)
             except TimeoutError as e:
-                timeouts = timeouts + 1
+                timeouts += 1
                 problem = f"no answer within {options.timeout:g} s"
                 cause = e
                 if timeouts == MAX_TIMEOUTS:
@@ -108,28 +113,30 @@ class JsonClient:
                     ) from e
             except (OSError, HTTPException) as e:
                 self.lost_requests += 1
-                problem, cause = str(e) or type(e).__name__, e
+                problem = str(e) or type(e).__name__
+                cause = e
             else:
                 if status == 200:
                     return self._parse(path, text)
-                problem = f"{method} {path} gives status {status}: {_shown(text)}"
+                problem = f"{method} {path} gives status {status}: {_shorten(text)}"
                 cause = None
-                if status < 500 and status not in RETRIED_STATUSES:
-                    raise InputError(
-                        where=f"the server {options.url}",
-                        found=f"refuses: {problem}",
-                    )
+                may_recover = status >= 500 or status in RETRIED_STATUSES
+                if not may_recover:
+                    raise InputError(where=f"the server {options.url}", found=f"refuses: {problem}")
+
             if attempt < options.retries:
                 time.sleep(wait)
                 wait *= 2
-        fix = f"Start it again, and {options.to_go_on}"
+
         raise ServerFailed(
-            f"the server {options.url} does not answer ({problem}). {fix}."
+            f"the server {options.url} does not answer ({problem}). Start it again, and "
+            f"{options.to_go_on}."
         ) from cause
 
     def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        make = HTTPSConnection if self._is_https else HTTPConnection
-        connection = make(self._host, self._port, timeout=self.options.timeout)
+        """(status, text) of one attempt, on a connection that `close` can end."""
+        connection_type = HTTPSConnection if self._is_https else HTTPConnection
+        connection = connection_type(self._host, self._port, timeout=self.options.timeout)
         with self._lock:
             self._connections.add(connection)
         try:
@@ -143,7 +150,8 @@ class JsonClient:
 
     def _headers(self, body: bytes | None) -> dict[str, str]:
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        key = os.environ.get(KEY_VARIABLE)
+        if key:
             headers["Authorization"] = f"Bearer {key}"
         return headers
 
@@ -153,13 +161,14 @@ class JsonClient:
         try:
             return json.loads(text)
         except ValueError as e:
-            problem = f"{path} gives no JSON: {_shown(text)}"
             raise InputError(
                 where=f"the server {self.options.url}",
-                found=problem,
+                found=f"{path} gives no JSON: {_shorten(text)}",
                 fix="Is it a server of a language model?",
             ) from e
 
 
-def _shown(text: bytes) -> str:
-    return " ".join(text.decode(errors="replace").split())[:MAX_SHOWN_CHARACTERS].rstrip(".")
+def _shorten(text: bytes) -> str:
+    """A server's own message, in a line."""
+    one_line = " ".join(text.decode(errors="replace").split())
+    return one_line[:MAX_SHOWN_CHARACTERS].rstrip(".")

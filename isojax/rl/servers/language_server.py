@@ -29,15 +29,14 @@ class LanguageServer:
         try:
             completions = dialect.read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
-            shape = (
-                f"an answer that is not as those of {self.served.project} ({type(e).__name__}: {e})"
-            )
             raise ServerFailed(
-                f"the server {self.options.url} gives {shape}: {str(answer)[:300]}"
+                f"the server {self.options.url} gives an answer that is not as those of "
+                f"{self.served.project} ({type(e).__name__}: {e}): {str(answer)[:300]}"
             ) from e
 
         if len(completions) != ask.n:
-            problem = f"{len(completions)} responses to a request of {ask.n}"
-            fix = f"is it a server of {self.served.project}?"
-            raise ServerFailed(f"the server {self.options.url} gives {problem}; {fix}")
+            raise ServerFailed(
+                f"the server {self.options.url} gives {len(completions)} responses to a request of "
+                f"{ask.n}; is it a server of {self.served.project}?"
+            )
         return completions

@@ -34,15 +34,19 @@ class LlamaCpp(Dialect):
         return Call("/completion", body)
 
     def read(self, answer: Any) -> list[Completion]:
-        sampled = answer.get("completion_probabilities")
-        tops = sampled[0].get("top_probs", []) if sampled else []
+        sampled = answer.get("completion_probabilities")  # of each token, where they were asked
+        logps: list[float] | None = None
+        if sampled is not None:
+            logps = [_log(token["prob"]) for token in sampled]
+        first_tops = sampled[0].get("top_probs", []) if sampled else []
+
         completion = Completion(
             text=answer["content"],
             stopped=answer["stop_type"] in ("eos", "word"),
             tokens=answer.get("tokens") or None,
-            logps=None if sampled is None else [_log(token["prob"]) for token in sampled],
+            logps=logps,
             prompt_tokens=answer.get("tokens_evaluated"),
-            first_alternatives={int(top["id"]): _log(top["prob"]) for top in tops},
+            first_alternatives={int(top["id"]): _log(top["prob"]) for top in first_tops},
         )
         return [completion]
 

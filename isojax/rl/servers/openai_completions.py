@@ -48,27 +48,29 @@ class OpenAICompletions(Dialect):
         return Call("/v1/completions", body)
 
     def read(self, answer: Any) -> list[Completion]:
-        prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
-        return [
-            self._read_choice(choice, prompt_tokens)
-            for choice in sorted(answer["choices"], key=_index)
-        ]
+        usage = answer.get("usage") or {}
+        prompt_tokens = usage.get("prompt_tokens")
+        choices = sorted(answer["choices"], key=_index)
+        return [self._read_choice(choice, prompt_tokens) for choice in choices]
 
     def _read_choice(self, choice: Any, prompt_tokens: int | None) -> Completion:
         logprobs = choice.get("logprobs") or {}
-        names, tokens = logprobs.get("tokens") or [], choice.get("token_ids")
+
+        # Servers that give no token ids may name the tokens among the log-probs by them.
+        tokens = choice.get("token_ids")
+        names = logprobs.get("tokens") or []
         if tokens is None and names and all(name.startswith(ID_PREFIX) for name in names):
             tokens = [int(name.removeprefix(ID_PREFIX)) for name in names]
-        top = logprobs.get("top_logprobs") or [{}]
+
+        tops = logprobs.get("top_logprobs") or [{}]
+        first_tops = tops[0] or {}
         return Completion(
             text=choice["text"],
             stopped=choice["finish_reason"] == "stop",
             tokens=tokens,
             logps=logprobs.get("token_logprobs"),
             prompt_tokens=prompt_tokens,
-            first_alternatives={
-                _token_or_name(name): logp for name, logp in (top[0] or {}).items()
-            },
+            first_alternatives={_token_or_name(name): logp for name, logp in first_tops.items()},
         )
 
 

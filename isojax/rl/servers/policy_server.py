@@ -27,24 +27,25 @@ class PolicyServer:
     ) -> None:
         """InputError where the server cannot be given weights; ServerFailed where it does not
         answer."""
-        self.url, self.server = url, LanguageServer(make_options(config, url))
+        self.url = url
+        self.server = LanguageServer(make_options(config, url))
         served = self.server.served
         self.requests = config.update or served.dialect.update_requests
         if not self.requests:
             problem = "has no request that makes it load other weights, as far as isojax knows"
-            labels = "it can label problems (isojax difficulty --server), but not sample for a run"
-            fix = "Set run.server.update where it has one, or take vLLM or SGLang"
             raise InputError(
                 where=f"{self.server.name} {problem}",
-                found=labels,
-                fix=f"{fix}.",
+                found="it can label problems (isojax difficulty --server), but not sample for a run",
+                fix="Set run.server.update where it has one, or take vLLM or SGLang.",
             )
         if config.weights is None:
-            expected = "a folder that isojax writes and the server reads, by the same path"
             raise InputError(
                 where="run.server.weights",
                 found="not set",
-                expected=f"{expected}, such as /dev/shm/weights",
+                expected=(
+                    "a folder that isojax writes and the server reads, by the same path, such as "
+                    "/dev/shm/weights"
+                ),
             )
         model_folder = decoder.config.path
         if model_folder is None:
@@ -55,10 +56,11 @@ class PolicyServer:
 
         folder = Path(config.weights) / run_name
         self.weights = PublishedWeights(folder, decoder, Path(model_folder), config.dtype)
-        announces_version = "{version}" in json.dumps(dict(self.requests))
-        has_logps = served.dialect.logp_kind is not LogpKind.NONE
+
+        # By log-probs isojax sees whether the server has the weights; without them it cannot.
         self.check: WeightCheck | None = None
-        if has_logps:
+        if served.dialect.logp_kind is not LogpKind.NONE:
+            announces_version = "{version}" in json.dumps(dict(self.requests))
             self.check = WeightCheck(self.server, decoder, mesh, announces_version)
         self.update = 0  # of the policy that was published last
         self._published: Sequence[Any] = ()  # its arrays
@@ -68,14 +70,16 @@ class PolicyServer:
         """What is recorded of it: its URL is not, which another day may be another one. SGLang
         serves new weights by the name of their folder."""
         served = self.server.served
-        is_published = served.model.startswith(str(self.weights.folder))
-        return {"server": served.project} | ({} if is_published else {"model": served.model})
+        if served.model.startswith(str(self.weights.folder)):
+            return {"server": served.project}
+        return {"server": served.project, "model": served.model}
 
     def publish(self, params: Params, update: int) -> None:
         """Give the server the policy after `update`, and return when it has it; nothing where it
         has it already."""
         arrays = jax.tree.leaves(params)
-        if len(arrays) == len(self._published) and all(map(_is_same, arrays, self._published)):
+        has_as_many = len(arrays) == len(self._published)
+        if has_as_many and all(a is b for a, b in zip(arrays, self._published, strict=True)):
             return
 
         path = self.weights.write(params, update)
@@ -117,8 +121,10 @@ class PolicyServer:
             fix = self.server.served.dialect.update_fix or "set run.server.update"
             raise ServerFailed(f"new weights cannot be announced: {e} To mend it, {fix}.") from e
         if isinstance(answer, dict) and answer.get("success") is False:  # SGLang's
-            problem = f"does not load the weights in {self.weights.folder}: {answer.get('message')}"
-            raise ServerFailed(f"{self.server.name} {problem}. Does it read this folder?")
+            raise ServerFailed(
+                f"{self.server.name} does not load the weights in {self.weights.folder}: "
+                f"{answer.get('message')}. Does it read this folder?"
+            )
 
 
 def make_options(config: ServerConfig, url: str) -> ServerOptions:
@@ -130,10 +136,6 @@ def make_options(config: ServerConfig, url: str) -> ServerOptions:
         in_flight_setting="run.server.requests",
         to_go_on="go on by --resume",
     )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _fill_in(value: Any, path: Path, update: int) -> Any:

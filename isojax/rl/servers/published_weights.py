@@ -22,8 +22,10 @@ class PublishedWeights:
     def __init__(self, folder: Path, decoder: Decoder, model_folder: Path, dtype: str) -> None:
         """folder: for these weights alone. model_folder: where config.json and the tokenizer are
         copied from."""
-        self.folder, self.decoder = folder.absolute(), decoder
-        self.model_folder, self.dtype = model_folder, dtype
+        self.folder = folder.absolute()
+        self.decoder = decoder
+        self.model_folder = model_folder
+        self.dtype = dtype
 
     def write(self, params: Params, update: int) -> Path:
         """The folder of the policy after `update`; ServerFailed where it cannot be written.

@@ -4,16 +4,15 @@ completions API.
 The server has the policy's weights; isojax has its tokenizer, and sends prompts as tokens where the
 server takes them. What comes back is not believed without a look: tokens are in the vocabulary,
 their text is the server's text, each response ends where isojax's own sampler would have ended it,
-and log-probs, where they are needed, are of the sampled distribution. The looks of `_Inspector`
-cost no request; those of `_check_server` cost a few, at the start."""
+and log-probs, where they are needed, are of the sampled distribution. The looks of a
+ResponseInspector (rl/servers/inspector.py) cost no request; those of `_check_server` cost a few, at
+the start."""
 
 import math
-import re
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,21 +23,24 @@ from isojax.models.transformer import Params
 from isojax.rl.engines import EngineSetup, Listener, RolloutEngine, SampleRequest
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.rollout_lists import SampledResponse, rollouts_from_lists
-from isojax.rl.servers.detect import ServedModel
 from isojax.rl.servers.dialect import Ask, Completion, LogpKind
+from isojax.rl.servers.inspector import ResponseInspector
 from isojax.rl.servers.language_server import LanguageServer
 from isojax.rl.servers.policy_server import PolicyServer
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
-# The share of responses whose text may differ from that of their tokens: texts that are cut within
-# a character.
-MAX_MISMATCHES = 0.01
-MIN_MISMATCHES = 3
 # By how much the difference of two log-probs may be off that which temperature makes of it, and how
 # large it must be.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
-CHECKED_PROMPTS = 4
+CHECKED_PROMPTS = 4  # at most so many are asked until one is uneven enough to tell
+
+
+class RolloutAsk(NamedTuple):
+    """A request to the server, for the rollouts of one problem from `first_rollout` on."""
+
+    first_rollout: int  # its number among all rollouts
+    ask: Ask
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,19 @@ class ServerEngine(RolloutEngine):
                 expected="a text task, such as cell.task=jsonl:FILE",
             )
         if task.stops.adds_context:
-            context = "tokens of turns or of cell.sampling.interrupt are written into responses"
             raise InputError(
-                found=f"a server cannot sample it: {context}",
+                found=(
+                    "a server cannot sample it: tokens of turns or of cell.sampling.interrupt are "
+                    "written into responses"
+                ),
                 fix="Leave out the server, or these.",
             )
         if setup.records_experts:
-            settings = "cell.rl.replay_experts and cell.rl.measure_expert_agreement"
             raise InputError(
                 found="a server does not tell the experts of tokens",
-                fix=f"Leave out {settings}.",
+                fix="Leave out cell.rl.replay_experts and cell.rl.measure_expert_agreement.",
             )
+
         self.setup = setup
         self.server = server
         self.needs_logps = needs_logps
@@ -90,7 +94,7 @@ class ServerEngine(RolloutEngine):
         self.served = server.served
         self.task: TextTask = task
         self.staleness: list[int] = []  # of the last request's responses
-        self._inspector = _Inspector(
+        self._inspector = ResponseInspector(
             task, setup.shapes.response_length, self.served, self.options.url
         )
         self._adds_bos = False  # whether a server of texts writes the token that begins them itself
@@ -112,24 +116,40 @@ class ServerEngine(RolloutEngine):
         return {"staleness_mean": mean(float(np.mean(self.staleness))), "staleness_max": oldest}
 
     def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts:
-        asks = list(self._asks(request))
+        asks = self._asks(request)
         if not self._is_checked:
-            self._check_server([ask for _, ask in asks])
+            self._check_server([one.ask for one in asks])
             self._is_checked = True
 
-        responses: list[SampledResponse | None] = [None] * request.B
-        self.staleness = []
         lost_requests = self.client.lost_requests
+        responses = self._ask_all(asks, request.B, listener)
+
+        server = self.policy_server
+        if server is not None and not server.has_begun_check:
+            server.begin_check(params, self._begun_sequences(request, responses))
+        elif server is not None and self.client.lost_requests > lost_requests:
+            # It may have ended and begun anew, with other weights.
+            server.look_for_weights(params)
+        return rollouts_from_lists(self.setup, request, responses)
+
+    def _ask_all(
+        self, asks: Sequence[RolloutAsk], B: int, listener: Listener | None
+    ) -> list[SampledResponse]:
+        """The B responses, in the order of rollouts; many requests are in flight at once."""
+        responses: list[SampledResponse | None] = [None] * B
+        self.staleness = []
         threads = ThreadPoolExecutor(self.options.in_flight, "server")
         try:
             first_rollouts: dict[Future[Answered], int] = {
-                threads.submit(self._ask, ask): first for first, ask in asks
+                threads.submit(self._ask, one.ask): one.first_rollout for one in asks
             }
             for future in as_completed(first_rollouts):
-                answered, first = future.result(), first_rollouts[future]
+                answered = future.result()
+                self.staleness += answered.staleness
+
+                first = first_rollouts[future]
                 count = len(answered.responses)
                 responses[first : first + count] = answered.responses
-                self.staleness += answered.staleness
                 if listener is not None:
                     tokens = [np.asarray(one.tokens, np.int32) for one in answered.responses]
                     listener.on_finished(np.arange(first, first + count), tokens)
@@ -137,16 +157,9 @@ class ServerEngine(RolloutEngine):
             threads.shutdown(wait=False, cancel_futures=True)
             self.client.close()
             raise
-        threads.shutdown()
 
-        sampled = [one for one in responses if one is not None]
-        server = self.policy_server
-        if server is not None and not server.has_begun_check:
-            server.begin_check(params, self._begun_sequences(request, sampled))
-        elif server is not None and self.client.lost_requests > lost_requests:
-            # It may have ended and begun anew, with other weights.
-            server.look_for_weights(params)
-        return rollouts_from_lists(self.setup, request, sampled)
+        threads.shutdown()
+        return [one for one in responses if one is not None]
 
     def _begun_sequences(
         self, request: SampleRequest, responses: Sequence[SampledResponse]
@@ -160,62 +173,71 @@ class ServerEngine(RolloutEngine):
         return sequences
 
     def _prompt(self, request: SampleRequest, q: int) -> list[int]:
-        return np.asarray(request.arrays.prompts[q])[: int(request.arrays.lengths[q])].tolist()
+        """The tokens of the prompt of the q-th problem."""
+        length = int(request.arrays.lengths[q])
+        return np.asarray(request.arrays.prompts[q])[:length].tolist()
 
-    def _asks(self, request: SampleRequest) -> Iterator[tuple[int, Ask]]:
-        """Each request to the server, with the number of its first rollout."""
+    def _asks(self, request: SampleRequest) -> list[RolloutAsk]:
+        """The requests to the server: as few for each problem as the dialect allows."""
         task, sampling = self.task, self.setup.sampling
+        max_n = self.served.dialect.max_n
         key = np.asarray(jax.random.key_data(request.key)).ravel().tolist()
         texts = task.prompt_texts(request.problems)
+        asks: list[RolloutAsk] = []
         for q, (problem, text) in enumerate(zip(request.problems, texts, strict=True)):
             prompt = self._prompt(request, q)
-            for start in range(0, request.n, self.served.dialect.max_n):
+            for start in range(0, request.n, max_n):
                 seed = np.random.SeedSequence([*key, problem.id, start]).generate_state(1)[0]
-                yield (
-                    q * request.n + start,
-                    Ask(
-                        prompt=prompt,
-                        prompt_text=text,
-                        n=min(self.served.dialect.max_n, request.n - start),
-                        seed=int(seed) >> 1,
-                        temperature=sampling.temperature,
-                        top_p=sampling.top_p,
-                        max_tokens=self.setup.shapes.response_length,
-                        stop_tokens=task.stops.tokens,
-                        stop_strings=task.stop_strings,
-                        with_logps=self.needs_logps,
-                    ),
+                ask = Ask(
+                    prompt=prompt,
+                    prompt_text=text,
+                    n=min(max_n, request.n - start),
+                    seed=int(seed) >> 1,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    max_tokens=self.setup.shapes.response_length,
+                    stop_tokens=task.stops.tokens,
+                    stop_strings=task.stop_strings,
+                    with_logps=self.needs_logps,
                 )
+                asks.append(RolloutAsk(q * request.n + start, ask))
+        return asks
 
     def _ask(self, ask: Ask) -> Answered:
         try:
             completions = self._complete(ask)
         except InputError as e:  # it has taken such requests before
             raise ServerFailed(str(e)) from e
+
         responses = [self._inspector.to_response(ask, one) for one in completions]
-        if self.policy_server is None:
+        server = self.policy_server
+        if server is None:
             return Answered(responses, staleness=[])
-        return Answered(
-            responses, [self.policy_server.staleness_of(one.version) for one in completions]
-        )
+        return Answered(responses, [server.staleness_of(one.version) for one in completions])
 
     def _complete(self, ask: Ask) -> list[Completion]:
+        """What the server answers, with the first token of a text once."""
         bos = self.task.tokenizer.bos_token
         if self._adds_bos and isinstance(bos, str):
             ask = replace(ask, prompt_text=ask.prompt_text.removeprefix(bos))
         return self.server.complete(ask)
 
     def _check_settings(self) -> None:
+        """InputError where the server's kind of log-probs, or its top-p, is not what the config
+        needs."""
         dialect, sampling = self.served.dialect, self.setup.sampling
-        server = f"the server {self.options.url} ({self.served.project})"
+        server = self.server.name
         if dialect.cuts_before_temperature and sampling.top_p < 1 and sampling.temperature != 1:
-            problem = "takes the nucleus of top_p before temperature, where isojax takes it after"
             raise InputError(
-                found=f"{server} {problem}",
+                found=(
+                    f"{server} takes the nucleus of top_p before temperature, where isojax takes "
+                    "it after"
+                ),
                 fix="Set cell.sampling.top_p=1 or cell.sampling.temperature=1.",
             )
         if not self.needs_logps:
             return
+
         if dialect.logp_kind is LogpKind.NONE:
             raise InputError(
                 found=(
@@ -230,9 +252,8 @@ class ServerEngine(RolloutEngine):
             )
         # without it the trainer cannot compute log-probs of the same nucleus
         if sampling.top_p < 1:
-            problem = "does not tell how much of the distribution top-p has left"
             raise InputError(
-                found=f"{server} {problem}",
+                found=f"{server} does not tell how much of the distribution top-p has left",
                 fix="Set cell.sampling.top_p=1 to train with its log-probs.",
             )
 
@@ -241,15 +262,15 @@ class ServerEngine(RolloutEngine):
         as it is."""
         first = replace(asks[0], n=1)
         (completion,) = self._complete(first)
+
+        # A server of texts may write the first token of its own, in addition to the prompt's.
         bos = self.task.tokenizer.bos_token
-        if (
-            not self.served.dialect.gives_tokens
-            and isinstance(bos, str)
-            and first.prompt_text.startswith(bos)
-            and completion.prompt_tokens == len(first.prompt) + 1
-        ):
-            self._adds_bos = True
-            (completion,) = self._complete(first)
+        if not self.served.dialect.gives_tokens and isinstance(bos, str):
+            begins_with_bos = first.prompt_text.startswith(bos)
+            if begins_with_bos and completion.prompt_tokens == len(first.prompt) + 1:
+                self._adds_bos = True
+                (completion,) = self._complete(first)
+
         try:
             self._inspector.to_response(first, completion)
         except ServerFailed as e:
@@ -262,23 +283,24 @@ class ServerEngine(RolloutEngine):
     def _check_temperature(self, asks: Sequence[Ask]) -> None:
         """InputError where log-probs are not of the temperature that was asked for: of two tokens,
         their difference at temperature t is 1/t of that at 1."""
-        by_prompt = {tuple(ask.prompt): ask for ask in asks}
-        for ask in list(by_prompt.values())[:CHECKED_PROMPTS]:
-            plain = self._alternatives(replace(ask, temperature=1.0))
-            asked = self._alternatives(ask)
-            names = sorted(plain.keys() & asked.keys(), key=lambda name: plain[name])
-            if len(names) < 2:
+        ask_by_prompt = {tuple(ask.prompt): ask for ask in asks}
+        for ask in list(ask_by_prompt.values())[:CHECKED_PROMPTS]:
+            at_one = self._alternatives(replace(ask, temperature=1.0))
+            as_asked = self._alternatives(ask)
+            shared = sorted(at_one.keys() & as_asked.keys(), key=lambda token: at_one[token])
+            if len(shared) < 2:
                 continue
-            low, high = names[0], names[-1]
-            difference_at_one = plain[high] - plain[low]
+
+            # The least and the most likely token that both answers name.
+            low, high = shared[0], shared[-1]
+            difference_at_one = at_one[high] - at_one[low]
             expected = difference_at_one / ask.temperature
-            received = asked[high] - asked[low]
+            received = as_asked[high] - as_asked[low]
             if abs(expected - difference_at_one) < MIN_LOGP_CHANGE:
                 continue  # too even to tell
             if abs(received - expected) > LOGP_TOLERANCE * max(1, abs(expected)):
                 fix = self.served.dialect.logp_fix
-                if not fix:
-                    fix = "take one that gives those of the sampled distribution"
+                fix = fix or "take one that gives those of the sampled distribution"
                 raise InputError(
                     where=f"the server {self.options.url}",
                     found=(
@@ -289,13 +311,14 @@ class ServerEngine(RolloutEngine):
                     fix=f"{fix[0].upper()}{fix[1:]}.",
                 )
             return
-        server = f"the server {self.options.url}"
+
         warn(
-            f"{server}: whether its log-probs are of temperature {asks[0].temperature:g} could not "
-            "be seen."
+            f"the server {self.options.url}: whether its log-probs are of temperature "
+            f"{asks[0].temperature:g} could not be seen."
         )
 
     def _alternatives(self, ask: Ask) -> dict[int | str, float]:
+        """Log-probs of the likeliest first tokens, by token id or by the server's name of it."""
         one_token = replace(ask, max_tokens=1, top_p=1.0, with_logps=True, alternatives=5)
         (completion,) = self._complete(one_token)
         return {
@@ -303,118 +326,3 @@ class ServerEngine(RolloutEngine):
             for name, logp in completion.first_alternatives.items()
             if math.isfinite(logp)
         }
-
-
-class _Inspector:
-    """Makes responses of what a server answers; ServerFailed where it is not what was asked for.
-    Threads share it."""
-
-    def __init__(self, task: TextTask, T: int, served: ServedModel, url: str) -> None:
-        self.task, self.T, self.served, self.url = task, T, served, url
-        self.responses = self.mismatches = 0
-        self._example = ("", "")  # the first mismatch: the server's text, and that of its tokens
-        self._lock = threading.Lock()
-        added = [
-            token.content
-            for token in task.tokenizer.added_tokens_decoder.values()
-            if token.content.strip()
-        ]
-        # Which special tokens are written into texts differs by server; so does what becomes of
-        # half a character.
-        self._ignored = re.compile(
-            "|".join(["\\s", "\N{REPLACEMENT CHARACTER}", *map(re.escape, added)])
-        )
-
-    def to_response(self, ask: Ask, completion: Completion) -> SampledResponse:
-        dialect = self.served.dialect
-        if completion.prompt_tokens not in (None, len(ask.prompt)):
-            problem = f"counts {completion.prompt_tokens} tokens in a prompt of {len(ask.prompt)}"
-            raise self._failed(f"{problem}: it has another tokenizer than {self.task.folder}")
-        if completion.tokens is None:
-            if dialect.gives_tokens:
-                raise self._failed(f"gives no token ids; {dialect.token_fix}")
-            tokens = self.task.tokens_of_text(completion.text, completion.stopped)
-        else:
-            tokens = np.asarray(completion.tokens, np.int64)
-        if not len(tokens) and dialect.gives_tokens:
-            raise self._failed("gives a response without tokens")
-        outside = tokens[(tokens < 0) | (tokens >= self.task.vocab)]
-        if outside.size:
-            vocabulary = f"a vocabulary of {self.task.vocab}"
-            raise self._failed(
-                f"gives token {outside[0]}, expected one of {vocabulary}: does it serve another "
-                "model?"
-            )
-
-        logps = self._logps(ask, completion, len(tokens))
-        end = self.task.find_end(tokens)
-        if (
-            completion.stopped
-            and end is None
-            and completion.tokens is not None
-            and len(tokens) < self.T
-        ):
-            token = (
-                f"after token {tokens[-1]}, which ends none for isojax ({self.task.stops.tokens} "
-                "do)"
-            )
-            fix = f"make eos_token_id in {self.task.folder} and in the server's model the same"
-            raise self._failed(f"ended a response {token}; {fix}")
-        stopped = end is not None and end <= self.T
-        length = min(len(tokens) if end is None else end, self.T)
-        if not stopped and length < self.T and completion.tokens is not None:
-            raise self._failed(
-                f"cut a response after {length} tokens, expected {self.T}: is its context long "
-                "enough?"
-            )
-        self._compare(completion.text, self.task.decode(tokens[:length].astype(np.int32)))
-        return SampledResponse(tokens[:length].astype(np.int32), logps[:length], stopped)
-
-    def _logps(self, ask: Ask, completion: Completion, count: int) -> np.ndarray:
-        if not ask.with_logps:
-            return np.zeros(count, np.float32)
-        if completion.logps is None or len(completion.logps) < count:
-            given = (
-                "no log-probs" if completion.logps is None else f"{len(completion.logps)} log-probs"
-            )
-            raise self._failed(
-                f"gives {given} with {count} tokens; training needs one of each token"
-            )
-        return np.array(
-            [math.nan if logp is None else logp for logp in completion.logps], np.float32
-        )
-
-    def _compare(self, server_text: str, own_text: str) -> None:
-        """Whether the tokens are those of the text, up to what servers write differently."""
-        is_same = self._plain(server_text) == self._plain(own_text)
-        with self._lock:
-            self.responses += 1
-            self.mismatches += not is_same
-            if is_same:
-                return
-            if self.mismatches == 1:
-                self._example = (server_text, own_text)
-                if self.responses > 1:
-                    warn(self.describe_mismatch())
-            if (
-                self.mismatches < MIN_MISMATCHES
-                or self.mismatches <= MAX_MISMATCHES * self.responses
-            ):
-                return
-            raise ServerFailed(self.describe_mismatch())
-
-    def describe_mismatch(self) -> str:
-        server_text, own_text = (repr(text[:80]) for text in self._example)
-        count = f"{self.mismatches} of {self.responses} responses"
-        return (
-            f"the server {self.url}: the text of {count} is not that of its token ids, the first "
-            f"{server_text} and {own_text}: does it have another tokenizer than {self.task.folder}?"
-        )
-
-    def _plain(self, text: str) -> str:
-        return self._ignored.sub("", text)
-
-    def _failed(self, problem: str) -> ServerFailed:
-        return ServerFailed(
-            f"the server {self.url} ({self.served.project}, {self.served.model}) {problem}."
-        )

@@ -37,21 +37,29 @@ class SGLang(Dialect):
         return Call("/generate", body)
 
     def read(self, answer: Any) -> list[Completion]:
-        return [self._read_one(one) for one in (answer if isinstance(answer, list) else [answer])]
+        answers = answer if isinstance(answer, list) else [answer]  # of n = 1 no list
+        return [self._read_one(one) for one in answers]
 
     def _read_one(self, answer: Any) -> Completion:
         details = answer["meta_info"]
-        sampled = details.get("output_token_logprobs")  # [log-prob, token, its text] of each
-        tops = details.get("output_top_logprobs") or [[]]
         tokens = answer.get("output_ids")
-        if tokens is None and sampled is not None:
-            tokens = [token for _, token, _ in sampled]
+
+        # Of each token, [log-prob, token, its text].
+        sampled = details.get("output_token_logprobs")
+        logps: list[float] | None = None
+        if sampled is not None:
+            logps = [logp for logp, _, _ in sampled]
+            if tokens is None:
+                tokens = [token for _, token, _ in sampled]
+        tops = details.get("output_top_logprobs") or [[]]
+        first_tops = tops[0] or []
+
         return Completion(
             text=answer["text"],
             stopped=details["finish_reason"]["type"] == "stop",
             tokens=tokens,
-            logps=None if sampled is None else [logp for logp, _, _ in sampled],
+            logps=logps,
             prompt_tokens=details.get("prompt_tokens"),
-            first_alternatives={int(token): logp for logp, token, _ in tops[0] or []},
+            first_alternatives={int(token): logp for logp, token, _ in first_tops},
             version=details.get("weight_version"),
         )

@@ -44,10 +44,15 @@ from isojax.rl.servers.dialect import Ask
 from isojax.rl.servers.language_server import LanguageServer
 from isojax.sampling.logits import log_probs
 
-NUM_CONTEXTS, NUM_TOKENS = 16, 5
+# Of the probe
+NUM_CONTEXTS = 16
+NUM_TOKENS = 5  # after each context
 MAX_CONTEXT = 256  # tokens: the last ones of a prompt and a half of its response
+# By how much isojax's own log-probs have to move before they are compared with the server's
 MIN_MOVE = 0.02  # nats, root mean square
-GAP_GROWTH, MIN_PART = 5.0, 0.1
+# A gap shows old weights where it is so many times the first one, and such a part of the own move.
+GAP_GROWTH = 5.0
+MIN_PART = 0.1
 MIN_GROWN_GAP = 2e-3  # nats: below it, float32 may round so on another day
 # The first answers have none before them. They are of another policy where they are off by more
 # than any rounding.
@@ -59,6 +64,8 @@ WAITS = (0.0, 0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class Probe:
+    """What the server is asked after each publication."""
+
     contexts: list[list[int]]
     tokens: np.ndarray  # i32[contexts, NUM_TOKENS], those that the server has named first
 
@@ -118,19 +125,25 @@ class WeightCheck:
         server's log-probs are not those of `params`."""
         contexts = [list(tokens[-MAX_CONTEXT:]) for tokens in sequences[:NUM_CONTEXTS]]
         answers = self._ask(contexts)
-        named = [list(one.logps)[:NUM_TOKENS] for one in answers]
-        # Fewer may be named; a token 0 in the place of one has no log-prob, or its own.
-        tokens = np.array([ids + [0] * (NUM_TOKENS - len(ids)) for ids in named], np.int32)
+
+        # Fewer tokens may be named; a token 0 in the place of one has no log-prob, or its own.
+        tokens = np.zeros((len(contexts), NUM_TOKENS), np.int32)
+        for row, answer in zip(tokens, answers, strict=True):
+            named = list(answer.logps)[:NUM_TOKENS]
+            row[: len(named)] = named
         self.probe = Probe(contexts, tokens)
 
+        # Of unlikely tokens a quantised server's log-probs may be off by as much as of an old one.
         logps = ProbeLogps(update, self._look_up(answers), self._compute_own(params))
         likely = np.where(logps.of_server > MIN_GAP_LOGP, logps.of_server, math.nan)
         gap = root_mean_square(likely - logps.own)
         if gap > MAX_FIRST_GAP:
-            problem = f"does not have the weights of update {update}: its log-probs differ from"
-            limit = f"{MAX_FIRST_GAP} is too much for rounding"
-            raise self._failed(f"{problem} isojax's by {gap:.2f}, and {limit}")
-        self.first, self.history = logps, [logps]
+            raise self._failed(
+                f"does not have the weights of update {update}: its log-probs differ from isojax's "
+                f"by {gap:.2f}, and {MAX_FIRST_GAP} is too much for rounding"
+            )
+        self.first = logps
+        self.history = [logps]
 
     def check(self, params: Params, update: int) -> None:
         """ServerFailed where the server still answers with former weights after all waits."""
@@ -147,21 +160,28 @@ class WeightCheck:
                 or self._find_old_part(logps)
             )
             if not problem:
-                former = self._find_former(logps)
-                first_kept = self.history[0] if former is None else former
-                self.history = [*self.history[self.history.index(first_kept) :], logps]
+                self._remember(logps)
                 return
         raise self._failed(problem)
+
+    def _remember(self, logps: ProbeLogps) -> None:
+        """Adds the newest answers, and forgets those before the ones that they were compared with:
+        later ones are farther from these."""
+        former = self._find_former(logps)
+        start = 0 if former is None else self.history.index(former)
+        self.history = [*self.history[start:], logps]
 
     def _find_old_version(self, answers: Sequence[OneToken], update: int) -> str:
         """What is wrong with the version that the server tells; empty where nothing is, or it tells
         none."""
-        others = [one.version for one in answers if one.version not in (None, str(update))]
-        if not (others and self.announces_version):
+        if not self.announces_version:
+            return ""
+        other_versions = [one.version for one in answers if one.version not in (None, str(update))]
+        if not other_versions:
             return ""
         return (
-            f"says that it answers with the weights of update {others[0]}, and was given those of "
-            f"update {update}"
+            f"says that it answers with the weights of update {other_versions[0]}, and was given "
+            f"those of update {update}"
         )
 
     def _find_old_weights(self, logps: ProbeLogps) -> str:
@@ -193,37 +213,36 @@ class WeightCheck:
 
     def _find_former(self, logps: ProbeLogps) -> ProbeLogps | None:
         """The newest answers from which the policy has moved far enough."""
-        return next(
-            (old for old in reversed(self.history) if measure_moves(logps, old).own >= MIN_MOVE),
-            None,
-        )
+        for former in reversed(self.history):
+            if measure_moves(logps, former).own >= MIN_MOVE:
+                return former
+        return None
 
     def _failed(self, problem: str) -> ServerFailed:
-        checks = (
-            "that run.server.update makes it load all weights, that it reads the folder "
-            "run.server.weights, and that one server alone answers at this URL"
-        )
         return ServerFailed(
-            f"{self.server.name} {problem}. Check {checks}; then go on by --resume."
+            f"{self.server.name} {problem}. Check that run.server.update makes it load all "
+            "weights, that it reads the folder run.server.weights, and that one server alone "
+            "answers at this URL; then go on by --resume."
         )
 
     def _ask(self, contexts: Sequence[Sequence[int]]) -> list[OneToken]:
-        with ThreadPoolExecutor(
-            min(len(contexts), self.server.options.in_flight), "probe"
-        ) as threads:
+        """What the server says of the token after each context, in several requests at a time."""
+        num_threads = min(len(contexts), self.server.options.in_flight)
+        with ThreadPoolExecutor(num_threads, "probe") as threads:
             completions = list(threads.map(self.server.complete, map(_ask_one_token, contexts)))
         return [OneToken(_by_token(one.first_alternatives), one.version) for (one,) in completions]
 
     def _look_up(self, answers: Sequence[OneToken]) -> np.ndarray:
+        """The server's log-probs of the probe's tokens, f32[contexts, NUM_TOKENS]; NaN where it has
+        told none."""
         assert self.probe is not None
-        rows = zip(answers, self.probe.tokens.tolist(), strict=True)
-        logps = np.array(
-            [[one.logps.get(token, math.nan) for token in tokens] for one, tokens in rows],
-            np.float32,
-        )
+        logps = np.full(self.probe.tokens.shape, math.nan, np.float32)
+        for row, answer, tokens in zip(logps, answers, self.probe.tokens.tolist(), strict=True):
+            row[:] = [answer.logps.get(token, math.nan) for token in tokens]
         return np.where(np.isfinite(logps), logps, math.nan)
 
     def _compute_own(self, params: Params) -> np.ndarray:
+        """isojax's own log-probs of the same, by these parameters."""
         assert self.probe is not None
         lengths = np.array([len(context) for context in self.probe.contexts], np.int32)
         padded = np.zeros((len(lengths), lengths.max()), np.int32)
@@ -240,9 +259,8 @@ def build_context_logps(decoder: Decoder, mesh: Mesh) -> Program:
     def logps(params: Params, contexts: Array, lengths: Array, tokens: Array) -> Array:
         weights = plain.cast_params(params)
         last_hidden = plain.prefill(weights, contexts, lengths).last_hidden
-        return jnp.take_along_axis(
-            log_probs(plain.logits(weights, last_hidden), temperature=1.0), tokens, -1
-        )
+        log_p = log_probs(plain.logits(weights, last_hidden), temperature=1.0)
+        return jnp.take_along_axis(log_p, tokens, -1)
 
     return Program(jax.jit(logps, out_shardings=replicated(mesh)))
 
@@ -267,11 +285,12 @@ def median_size(x: np.ndarray) -> float:
 
 
 def _by_token(alternatives: Mapping[int | str, float]) -> dict[int, float]:
+    """Those that have a token id; a server may give the text of others."""
     return {token: logp for token, logp in alternatives.items() if isinstance(token, int)}
 
 
 def _ask_one_token(context: Sequence[int]) -> Ask:
-    # At temperature 1, where log-probs before temperature and after it are the same.
+    """At temperature 1, where log-probs before temperature and after it are the same."""
     return Ask(
         prompt=context,
         prompt_text="",

@@ -11,10 +11,9 @@ from isojax.train.update_hooks import UpdateReport, update_hook
 @update_hook
 def save_rollouts(report: UpdateReport) -> None:
     n = report.cell.n
+    rewards = report.rewards.tolist()
     lines = []
-    for rollout, (tokens, reward) in enumerate(
-        zip(report.responses, report.rewards.tolist(), strict=True)
-    ):
+    for rollout, (tokens, reward) in enumerate(zip(report.responses, rewards, strict=True)):
         problem = report.problems[rollout // n]
         row = {
             "update": report.M,
@@ -28,4 +27,5 @@ def save_rollouts(report: UpdateReport) -> None:
             "reward": reward,
         }
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+
     append_bytes(report.folder / "rollouts.jsonl", "".join(lines).encode())
