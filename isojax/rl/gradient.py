@@ -248,7 +248,7 @@ class GradientAccumulator:
             anchored_params = _attach_anchors(params, inputs)
             return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
-        # The gradient is taken of anchors, which stand for the arrays that they are paired with; and
+        # The gradient is taken of anchors, which stand for the arrays they are paired with, and
         # the pullback adds it to the references where it arises, so that it is held once.
         is_joint = isinstance(prefix, PromptTokens)
         differentiated = (inputs.params,) if is_joint else (inputs.params, prefix)
