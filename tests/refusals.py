@@ -30,6 +30,8 @@ MAX_LENGTH = 1000  # of a message in characters; the rest of a longer one is lef
 # The messages of the test that runs now; None outside of a test's call, as in a fixture.
 _current_messages: ContextVar[list[str] | None] = ContextVar("current_messages", default=None)
 
+_OWN_FILES = {re.escape(path.name) for path in (REPOSITORY / "isojax").rglob("*.py")}
+
 # What differs from one machine, or run, to another.
 _VARYING = (
     # With the folder of the test, whose name has a number that depends on what else has run.
@@ -38,6 +40,8 @@ _VARYING = (
     (re.compile(re.escape(str(REPOSITORY))), "REPOSITORY"),
     (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "HOST"),
     (re.compile(r"(?<=[ :@])0x[0-9a-f]{6,}"), "ADDRESS"),
+    # Where in isojax something was raised changes with every line above it.
+    (re.compile(rf"\b({'|'.join(sorted(_OWN_FILES))}):\d+"), r"\1:LINE"),
     (re.compile(r"(?<=_)\d{15,}"), "HASH"),  # in the names of modules that tests write
     (re.compile(r"\.[\w-]+\.\d+/tmp\w{8}(?=/)"), "TEMPORARY"),
     (re.compile(r"[^\s'\"(=]*/lib/python3\.\d+(?=/)"), "PYTHON"),

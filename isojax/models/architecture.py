@@ -1,7 +1,7 @@
 """What a family describes: embedding, the kind of each layer, a layer of each kind, the last norm
 and the head."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
 EMBEDDING_WEIGHT, HEAD_WEIGHT = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 LAYER_PREFIX = "model.layers.{layer}."
 
-Kind = Hashable  # of layers that are alike in all but their weights, such as "sliding"
+# What layers that are alike in all but their weights share, such as "sliding": any hashable.
+Kind = Any
 
 
 @dataclass(frozen=True)

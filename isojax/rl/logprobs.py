@@ -277,7 +277,8 @@ def _forward(
     compute_stats = blocks.on_parts(
         partial(_stats_over_blocks, blocks, save_logits),
         inputs=(None, blocks.vocab_axis, None, None),
-        outputs=StateStats(None, None, None, None, saved_logits=1 if save_logits else None),
+        # of all fields, only the last, saved_logits, is divided among parts
+        outputs=StateStats._make([None, None, None, None, 1 if save_logits else None]),
     )
     stats: StateStats = compute_stats(states, unembedding, tokens, prefix_entry)
 
@@ -368,7 +369,8 @@ def _backward(
     """cotangents: of log-probabilities and entropies, [m T] each. Tokens have no gradient."""
     vocab_axis = blocks.vocab_axis
     logits_axis = None if residuals.saved_logits is None else 1
-    axes = Residuals(None, vocab_axis, None, None, None, None, saved_logits=logits_axis)
+    # of all fields, only the unembedding and the last, saved_logits, are divided among parts
+    axes = Residuals._make([None, vocab_axis, None, None, None, None, logits_axis])
     compute_gradient = blocks.on_parts(
         partial(_gradient_over_blocks, blocks),
         inputs=(axes, None, None),

@@ -254,7 +254,7 @@ class Engine:
 
         def run_layers(carry: tuple[Array, TokenPass]) -> tuple[Array, TokenPass]:
             _, (_, cache, recorded) = carry
-            if record is None:
+            if record is None or recorded is None:
                 hidden, cache = self.decoding.step(
                     weights, cache, slots.token, slots.position, token_before
                 )

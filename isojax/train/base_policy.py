@@ -87,8 +87,7 @@ def _unreadable(folder: Path, error: Exception) -> InputError:
 
 def _damaged(folder: Path, name: str) -> InputError:
     return InputError(
-        where=folder / name,
-        found="is damaged: its checksum is not that of what was saved",
+        found=f"{folder / name} is damaged: its checksum is not that of what was saved",
         fix=(
             f"Put back a copy of it; or remove {folder}, which is made again, and the cells that "
             "began from it."

@@ -82,4 +82,4 @@ def test_no_number(text: str) -> None:
     ],
 )
 def test_signs_of_typesetters_and_errors_beside_a_number(text: str, advice: str) -> None:
-    assert number_advice(text) == f" {advice}"
+    assert number_advice(text) == advice

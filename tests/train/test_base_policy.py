@@ -217,7 +217,7 @@ def test_a_run_takes_over_the_base_policy_and_labels_of_its_settings(
     save_config(
         Config(name="a", cell=CELL.with_settings(base={"seed": 9})), others.parent / "config.yaml"
     )
-    reasons = ("params.safetensors is damaged", "other settings of cell.*", "no such config")
+    reasons = ("params.safetensors is damaged", "other settings of cell.*", "no such file or name")
     for folder, reason in zip(
         (damaged, others, tmp_path / "nothing" / "base"), reasons, strict=True
     ):

@@ -43,7 +43,7 @@ class WeightPart(NamedTuple):
     """A part of a parameter."""
 
     number: int  # of the parameter among all
-    index: tuple[slice, ...]  # where the part is in it
+    place: tuple[slice, ...]  # where the part is in it
     values: np.ndarray
 
 
@@ -135,7 +135,7 @@ def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params
     leaves, tree = jax.tree.flatten(shapes)
     buffers = [np.empty(x.shape, x.dtype) for x in leaves]  # what no part fills is never touched
     for part in parts:
-        buffers[part.number][part.index] = part.values
+        buffers[part.number][part.place] = part.values
     return jax.tree.map(array_on, shardings, tree.unflatten(buffers))
 
 

@@ -35,7 +35,7 @@ class PolicyServer:
             problem = "has no request that makes it load other weights, as far as isojax knows"
             raise InputError(
                 where=f"{self.server.name} {problem}",
-                found="it can label problems (isojax difficulty --server), but not sample for a run",
+                found="it can label problems (isojax difficulty --server), but not sample for runs",
                 fix="Set run.server.update where it has one, or take vLLM or SGLang.",
             )
         if config.weights is None:
