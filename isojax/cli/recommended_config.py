@@ -3,11 +3,13 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from isojax.cli.formatting import check_new_file, print_line
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
+from isojax.core.user_code import MAX_CHARACTERS
 from isojax.report import exporters
 from isojax.report.exporters import Exporter
 from isojax.scaling.allocate.recommendation import Recommendation
@@ -33,6 +35,7 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> E
         )
 
     exporter = exporters.exporter.load(framework or "isojax")
+    _check_templates(exporter)
     is_run_by_name = "{name}" in exporter.traits.how_to_run
     if write is not None and is_run_by_name and write.suffix != ".yaml":
         raise InputError(
@@ -49,19 +52,49 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> E
     return exporter
 
 
+def _check_templates(exporter: Exporter) -> None:
+    """InputError where a command of the exporter has a placeholder that isojax does not fill in."""
+    traits = exporter.traits
+    for name, template in (
+        ("how_to_run", traits.how_to_run),
+        ("how_to_go_on", traits.how_to_go_on),
+    ):
+        if template is None:
+            continue
+        try:
+            _fill_in(template, Path("best.yaml"))
+        except (KeyError, IndexError, ValueError, AttributeError) as e:
+            raise InputError(
+                where=exporter.place,
+                found=f"{name} = {template!r} cannot be filled in ({type(e).__name__}: {e})",
+                expected="no placeholder but {file}, {folder} and {name}",
+                fix="Write a brace of the command itself twice, as {{ and }}.",
+            ) from e
+
+
+def _fill_in(template: str, path: Path) -> str:
+    """A command for a written config."""
+    return template.format(
+        file=shlex.quote(str(path)),
+        folder=shlex.quote(str(path.parent)),
+        name=shlex.quote(path.stem),
+    )
+
+
 def write_configs(
     path: Path, run: Path, exporter: Exporter, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
     """Write the recommendation for the sweep `run`; the paths of the files.
 
     One config is at `path`, and those of a series of runs at best-1.yaml, best-2.yaml, ...
-    InputError where one of them exists.
+    InputError where one of them exists, or where the exporter returns anything else than texts.
     """
     config = _sweep_config(run if run.is_dir() else run.parent)
     if growing and exporter.traits.render_growing is not None:
         texts = exporter.traits.render_growing(recommendation, config, path.stem)
     else:
         texts = [exporter(recommendation, config)]
+    _check_texts(exporter, texts)
 
     paths = [path]
     if len(texts) > 1:
@@ -74,6 +107,25 @@ def write_configs(
     for new_path, text in zip(paths, texts, strict=True):
         write_text(new_path, text)
     return paths
+
+
+def _check_texts(exporter: Exporter, texts: Any) -> None:
+    """InputError where what an exporter returned is no list of texts, or one of them is empty."""
+    if not isinstance(texts, list) or not texts:
+        raise InputError(
+            where=exporter.place,
+            found=f"render_growing returned {texts!r}"[:MAX_CHARACTERS],
+            expected="a list of texts, one for each config",
+        )
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            returned = "a blank text" if isinstance(text, str) else type(text).__name__
+            raise InputError(
+                where=exporter.place,
+                found=f"the exporter returned {returned}",
+                expected="the text of the config",
+                fix="Nothing was written.",
+            )
 
 
 def _sweep_config(folder: Path) -> Config | None:
@@ -98,9 +150,5 @@ def print_how_to_run(exporter: Exporter, paths: Sequence[Path]) -> None:
         if is_later and traits.how_to_go_on is not None:
             template = traits.how_to_go_on
 
-        command = template.format(
-            file=shlex.quote(str(path)),
-            folder=shlex.quote(str(path.parent)),
-            name=shlex.quote(path.stem),
-        )
+        command = _fill_in(template, path)
         print_line(f"wrote {path}; run it {'then ' if is_later else ''}with: {command}")

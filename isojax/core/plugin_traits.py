@@ -68,7 +68,9 @@ def decorating_advice(
         return ""
 
     import_line = f"`from {package} import {decorator}`"
-    if any(_is_elsewhere(function, module) for function in functions.values()):
+    # A file in isojax's folder of such plug-ins is to be one, as in a fork.
+    is_in_folder = module.__name__.startswith(f"{package}.")
+    if any(_is_elsewhere(function, module, is_in_folder) for function in functions.values()):
         name = next(iter(functions))
         function_import = f"`from {module.__name__} import {name}`"
         call = f"`my_{decorator} = {decorator}({name})`"
@@ -115,14 +117,15 @@ def _code(function: Any) -> Any:
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
-def _is_elsewhere(function: Callable[..., Any], module: ModuleType) -> bool:
+def _is_elsewhere(function: Callable[..., Any], module: ModuleType, is_in_folder: bool) -> bool:
     """Whether the user cannot decorate a function where it is defined.
 
-    That is: in a library, or not in this module.
+    That is: in a library, or not in this module. `is_in_folder`: the module is a file of isojax's
+    folder of plug-ins.
     """
     module_file = str(module.__file__)
     code = _code(function)
-    if is_library_file(module_file) or code is None:
+    if code is None or (is_library_file(module_file) and not is_in_folder):
         return True
     return os.path.realpath(code.co_filename) != os.path.realpath(module_file)
 

@@ -52,7 +52,26 @@ class Plugin(Generic[P, R, Traits]):
     file: str
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
+        """What the function returns; InputError where it does not take these arguments."""
+        try:
+            return self.function(*args, **kwargs)
+        except TypeError as e:
+            # Of an error inside of the function, the traceback has a frame of it.
+            is_in_function = e.__traceback__ is not None and e.__traceback__.tb_next is not None
+            if is_in_function:
+                raise
+            raise InputError(
+                where=self.place,
+                found=str(e),
+                expected=f"a function with the arguments of a plug-in with @{self.kind.name}",
+                fix="They are in docs/extending.md.",
+            ) from e
+
+    @property
+    def place(self) -> str:
+        """For messages: the file, and the line where its function begins."""
+        line = first_line(self.function)
+        return f"{self.file}:{line}" if line else self.file
 
     @property
     def is_own(self) -> bool:
@@ -116,6 +135,10 @@ class PluginKind(Generic[Traits]):
         """The names of isojax's own, of which none is imported."""
         return registry.file_names([self.folder])
 
+    def load_own(self) -> list[Plugin[..., Any, Traits]]:
+        """Every one of isojax's own, whatever the user's files are called."""
+        return [_find_plugin([self], name, user_files=[]) for name in self.names()]
+
 
 def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
     """The plug-in `name` of one of these kinds.
@@ -125,13 +148,43 @@ def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any,
     InputError where there is none, with the known names, or where the module has several, or its
     function lacks the decorator.
     """
-    plugin = _find_plugin(kinds, name)
+    user_files: list[Path] = []
+    if re.fullmatch(r"[\w-]+", name):
+        user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
+    plugin = _find_plugin(kinds, name, user_files)
     if not plugin.is_own:
         note_plugin_file(plugin.file)
+    else:
+        for file in user_files:
+            refuse_own_name(plugin, file)
     return plugin
 
 
-def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
+def refuse_own_name(own: Plugin[..., Any, Any], file: Path) -> None:
+    """InputError where a user's file has a plug-in of the kind and the name of isojax's `own`.
+
+    One of them would be ignored. The file is read, not run.
+    """
+    if not os.path.isfile(file) or os.path.samefile(file, own.file):
+        return
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:  # a file that this user may not read is none that is meant
+        return
+    if re.search(rf"^@{own.kind.name}\b", text, re.MULTILINE) is None:
+        return
+    raise InputError(
+        where=file,
+        found=f"has an @{own.kind.name} with the name of isojax's own, {own.file}",
+        expected="another name",
+        fix=f"Rename the file to use it, such as my_{file.name}, whose name is my_{own.name}.",
+    )
+
+
+def _find_plugin(
+    kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]
+) -> Plugin[..., Any, Any]:
+    """As `load_plugin`. `user_files`: where a file of the user's may be."""
     kind = kinds[-1]  # Of several, messages speak of the last.
     label = f"{kind.folder.rpartition('.')[2]} plug-in {name!r}"
 
@@ -139,9 +192,6 @@ def _find_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any
     is_dotted_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
     parent, _, attribute = name.rpartition(".") if is_dotted_name else ("", "", "")
     is_plain_name = is_dotted_name and not parent
-    user_files: list[Path] = []
-    if is_plain_name:
-        user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
 
     places: list[str | Path] = []  # modules and files, of which the first that is there counts
     if is_plain_name:

@@ -116,6 +116,8 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
     """The abstract outputs of a call of a plug-in; InputError where it cannot be traced."""
     try:
         return jax.eval_shape(function)
+    except InputError as e:  # such as of other arguments than isojax's
+        raise e.within(setting) from e
     except Exception as e:  # whatever a user's own function raises
         raise InputError(
             where=setting,

@@ -492,3 +492,34 @@ def test_a_log_of_dynamic_sampling_has_the_updates_that_it_counts(
     )
     seen = json.loads(run("watch", "runs/logs", "--updates", "50", "--json"))
     assert seen["C_end"] == 5120
+
+
+EXPORTER = "from isojax.report.exporters import exporter\n\n\n@exporter(how_to_run={!r})\n"
+
+
+@pytest.mark.parametrize(
+    ("how_to_run", "function", "problem"),
+    [
+        ("go {file}", "def render(best, config): return None", "returned NoneType"),
+        ("go {file}", "def render(best, config): return {'n': 1}", "returned dict"),
+        ("go {file}", "def render(best, config): return '\\n'", "returned a blank text"),
+        ("go {file}", "def render(best): return 'n: 1'", "takes 1 positional argument"),
+        ("go {nosuch}", "def render(best, config): return 'n: 1'", "how_to_run = 'go {nosuch}'"),
+        ("go {", "def render(best, config): return 'n: 1'", "how_to_run = 'go {'"),
+    ],
+)
+def test_a_faulty_exporter_is_named_and_writes_nothing(
+    recommend: Callable[..., Outcome], how_to_run: str, function: str, problem: str
+) -> None:
+    Path("mine.py").write_text(f"{EXPORTER.format(how_to_run)}{function}\n")
+    err = error_of(recommend("--budget", "1e5", "--write", "best.yaml", "--for", "mine"))
+    assert "mine.py:4: " in err and problem in err
+    assert not Path("best.yaml").exists()
+
+
+def test_an_exporter_with_the_name_of_isojaxs_own_is_not_ignored(
+    recommend: Callable[..., Outcome],
+) -> None:
+    Path("trl.py").write_text(f"{EXPORTER.format('go')}def render(best, config): return 'n: 1'\n")
+    err = error_of(recommend("--budget", "1e5", "--write", "best.yaml", "--for", "trl"))
+    assert "trl.py" in err and "my_trl.py" in err

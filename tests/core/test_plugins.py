@@ -13,6 +13,7 @@ from isojax.core.plugins import NoTraits, Plugin, PluginKind, load_plugin
 from isojax.core.registry import set_plugin_folders
 from isojax.models.families import family
 from isojax.report.exporters import exporter
+from isojax.rl import advantages
 from isojax.rl.advantages import advantage
 from isojax.rl.aggregations import aggregation
 from isojax.rl.kl_estimators import kl_estimator
@@ -111,7 +112,6 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(
         text = f"import helper_of_mine\n{VERIFIER}def build(argument): return {folder.name!r}"
         (folder / "a_file_of_mine.py").write_text(text)
         (folder / "helper_of_mine.py").write_text("")
-        (folder / "exact.py").write_text(f"{VERIFIER}def build(argument): return 'not reached'")
     monkeypatch.chdir(folders[2])
     monkeypatch.setenv("ISOJAX_PLUGIN_FOLDERS", "")
     for expected in ("later", "earlier", "working"):
@@ -119,7 +119,6 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(
         assert verifier.load("a_file_of_mine")("") == expected
         assert verifier.load("a_file_of_mine") is verifier.load("a_file_of_mine")
         (tmp_path / expected / "a_file_of_mine.py").unlink()
-    assert verifier.load("exact").is_own
     places = ", ".join(str(folder / "a_file_of_mine.py") for folder in folders)
     with refused(where="a_file_of_mine", expected=f"a file of your own ({places})"):
         verifier.load("a_file_of_mine")
@@ -129,6 +128,26 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(
     (folders[0] / "empty_file.py").write_text("LIMIT = 3")
     with refused(where="empty_file", found="no function with the decorator @verifier"):
         verifier.load("empty_file")
+
+
+def test_a_file_with_the_name_of_isojaxs_own_is_not_ignored(fork: Path) -> None:
+    (fork / "exact.py").write_text("# a file of another purpose\n")
+    assert verifier.load("exact").is_own
+    (fork / "exact.py").write_text(f"{VERIFIER}def build(argument): ...")
+    own_file = next(own.file for own in verifier.load_own() if own.name == "exact")
+    with refused(where=f"{fork}/exact.py", found=own_file, fix="my_exact.py"):
+        verifier.load("exact")
+    (fork / "exact.py").rename(fork / "my_exact.py")
+    assert verifier.load("exact").is_own and not verifier.load("my_exact").is_own
+
+
+def test_a_function_with_other_arguments_has_its_file_and_line(fork: Path) -> None:
+    text = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"
+    (fork / "two_arguments.py").write_text(f"{text}def mine(batch, extra):\n    return 1 + 'x'\n")
+    with refused(where="two_arguments.py:4", found="positional argument: 'extra'"):
+        advantage.load("two_arguments")(None)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        advantage.load("two_arguments")(None, None)
 
 
 def test_a_file_that_exits_ends_nothing(fork: Path) -> None:
@@ -258,6 +277,14 @@ def test_of_several_functions_without_the_decorator_all_are_listed(fork: Path) -
     )
     (fork / "named.py").write_text("def loss(x): ...\ndef two(x): ...\n")
     assert "Write `@loss` above line 1 (loss), and" in refusal_text("named", loss)
+
+
+def test_a_file_in_isojaxs_folder_is_decorated_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_advantage.py").write_text("def one(batch): ...\n")
+    monkeypatch.setattr(advantages, "__path__", [*advantages.__path__, str(tmp_path)])
+    assert "Write `@advantage` above line 1 (one)" in refusal_text("plain_advantage", advantage)
 
 
 def test_a_librarys_function_is_decorated_elsewhere() -> None:

@@ -35,7 +35,7 @@ from isojax.scaling.checks.ledger_check import LedgerCheck, check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
 EXAMPLES_OF_FORMATS = "\n".join(
-    f"  {example}" for name in importer.names() if (example := importer.load(name).traits.example)
+    f"  {one.traits.example}" for one in importer.load_own() if one.traits.example
 )
 IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like isojax's runs.

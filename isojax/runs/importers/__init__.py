@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isojax.core.errors import InputError
 from isojax.core.plugins import Plugin, PluginKind
+from isojax.core.tabular import nearest_names
+from isojax.runs.logs.column_map import METRIC_AT_K, METRIC_PREFIXES
 from isojax.runs.logs.log_files import LogFiles, LogStart
-from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,27 @@ class ImporterTraits:
     read_growing: Callable[[Path], list[LogTable]] | None = None
 
     example: str = ""  # a command that imports such logs, for --help
+
+    def __post_init__(self) -> None:
+        """InputError where `fields` has no field of a ledger, or one text in place of columns."""
+        for field, columns in self.fields.items():
+            is_metric = field.startswith(METRIC_PREFIXES) or METRIC_AT_K.fullmatch(field)
+            if field not in FIELD_HELP and not is_metric:
+                (nearest,) = nearest_names(field, list(FIELD_HELP))
+                raise InputError(
+                    where="@importer",
+                    found=f"fields has {field!r}",
+                    expected=f"{', '.join(FIELD_HELP)}, metric:NAME or train:NAME",
+                    fix=f"Did you mean {nearest!r}?",
+                )
+            is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+            if not is_list or not all(isinstance(column, str) for column in columns):
+                raise InputError(
+                    where="@importer",
+                    found=f"fields[{field!r}] = {columns!r}",
+                    expected="a list of columns",
+                    fix=f"For one column, write ({columns!r},)." if not is_list else "",
+                )
 
 
 Importer = Plugin[..., Any, ImporterTraits]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from isojax.core import registry
 from isojax.core.errors import InputError
+from isojax.core.plugins import refuse_own_name
 from isojax.core.table_files import paths_below
 from isojax.runs.importers import Importer, importer
 from isojax.runs.logs.log_files import LogStart
@@ -87,12 +88,14 @@ def detect_format(paths: Sequence[Path]) -> str:
 
 
 def _own_importers() -> list[Importer]:
-    return [importer.load(name) for name in importer.names()]
+    return importer.load_own()
 
 
 def _user_importers() -> list[Importer]:
     """The importers in the user's folders of plug-ins that can detect their format. Only files that
-    contain such an importer, by their text, are run."""
+    contain such an importer, by their text, are run. InputError where one has the name of an
+    importer of isojax's."""
+    own_importers = {one.name: one for one in _own_importers()}
     names = []
     for folder in registry.plugin_folders():
         for file in sorted(Path(folder).glob("*.py")):
@@ -101,11 +104,10 @@ def _user_importers() -> list[Importer]:
             except OSError:  # a file that this user may not read is none that is meant
                 continue
             if _IMPORTER_IMPORT.search(text) and _IMPORTER_WITH_DETECT.search(text):
+                if file.stem in own_importers:
+                    refuse_own_name(own_importers[file.stem], file)
                 names.append(file.stem)
-
-    # As with --from, a name that isojax has too means isojax's importer.
-    own_names = importer.names()
-    return [importer.load(name) for name in dict.fromkeys(names) if name not in own_names]
+    return [importer.load(name) for name in dict.fromkeys(names)]
 
 
 def _formats(path: Path) -> set[str]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.columns import is_blank
 from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
-from isojax.core.tabular import list_some
+from isojax.core.tabular import DataRow, RowTable, list_some
+from isojax.core.user_code import MAX_CHARACTERS
 from isojax.runs.importers import Importer, importer
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_detection import map_columns
@@ -24,7 +25,7 @@ from isojax.runs.logs.resumed_runs import join_resumed_runs
 from isojax.runs.logs.reward_scale import AUTO_SCALE
 from isojax.runs.logs.run_columns import KnownColumns, MappedTable, split_run_columns
 from isojax.runs.logs.run_records import ImportedRuns, to_run_records
-from isojax.runs.logs.run_rows import group_rows
+from isojax.runs.logs.run_rows import describe_rows_without_metric, group_rows
 from isojax.runs.logs.source_words import TAKE_ALL, SourceChoice, depth_of_shared_folder, path_below
 
 
@@ -89,6 +90,10 @@ def read_logs(
         log_runs += [replace(run, may_be_skipped=may_be_skipped) for run in runs]
         for table in (*tables, *(run.column_map.table for run in runs)):
             notes += [f"{table.source}: {note}" for note in table.notes]
+        if not log_importer.is_own:  # a trainer's log has rows of other values, which it may lack
+            for run in runs:
+                if note := describe_rows_without_metric(run.column_map):
+                    notes.append(f"{run.column_map.table.source}: {note}")
 
     if not log_runs and not refusals:
         if left_out:
@@ -166,7 +171,7 @@ def _read_tables(
     tables: list[LogTable] = []
     for file in log.files:
         try:
-            tables += read(file) or []
+            tables += _check_tables(read(file), log_importer)
         except OSError as e:
             raise InputError(
                 where=file,
@@ -174,6 +179,34 @@ def _read_tables(
                 fix="Check who may read it.",
             ) from e
     return traits.join_tables(log, tables, field_map) if traits.join_tables else tables
+
+
+def _check_tables(tables: Any, log_importer: Importer) -> list[LogTable]:
+    """What an importer returned; InputError where it is no list of tables."""
+    expected = "a list of LogTable, each with rows of DataRow (isojax.runs.logs.log_table)"
+    if not isinstance(tables, list | tuple):
+        raise InputError(
+            where=log_importer.place,
+            found=f"the importer returned {type(tables).__name__}",
+            expected=expected,
+        )
+    for table in tables:
+        if not isinstance(table, LogTable):
+            raise InputError(
+                where=log_importer.place,
+                found=f"the importer returned a list with {type(table).__name__} in it",
+                expected=expected,
+            )
+        if isinstance(table.rows, RowTable):
+            continue
+        for row in table.rows:
+            if not isinstance(row, DataRow) or not isinstance(row.values, Mapping):
+                raise InputError(
+                    where=log_importer.place,
+                    found=f"the importer returned a LogTable with a row {row!r}"[:MAX_CHARACTERS],
+                    expected="DataRow(source, position, values) with a dictionary of values",
+                )
+    return list(tables)
 
 
 def _describe_unused_settings(tables: Sequence[LogTable], settings: RunSettings) -> list[str]:

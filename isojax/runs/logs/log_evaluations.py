@@ -228,8 +228,10 @@ def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[s
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
 
     has_metric: Mask = steps.any_known([*column_map.metric_fields, *STEP_FIELDS])
-    is_unlogged = steps.fields[column_map.main_metric].nan_rows != NO_ROW
-    others = int((~has_metric & ~is_unlogged).sum())
+    # Other notes count the cells that have no number.
+    main_field = steps.fields[column_map.main_metric]
+    has_cell = (main_field.nan_rows != NO_ROW) | (main_field.not_finite_rows != NO_ROW)
+    others = int((~has_metric & ~has_cell).sum())
     if others:
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")

@@ -92,6 +92,21 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     return runs
 
 
+def describe_rows_without_metric(column_map: ColumnMap) -> str:
+    """A note on the rows of a table that have its step, and nothing that was measured at it; "" for
+    none."""
+    rows = column_map.table.cells
+    clock_field = column_map.clock_field
+    has_step = ~column_map.is_unlogged(clock_field, rows)
+    count = int((has_step & ~_has_any(rows, column_map.step_columns)).sum())
+    if count == 0:
+        return ""
+    rows_have = "1 row has" if count == 1 else f"{count} rows have"
+    verb = "is" if count == 1 else "are"
+    missing = " and no ".join(column_map.step_columns)
+    return f"{rows_have} {column_map.columns[clock_field]}, but no {missing}, and {verb} left out"
+
+
 def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
     """bool[rows]: where a row has one of these columns, if only a blank cell of it."""
     has_any = np.zeros(len(rows), np.bool_)
