@@ -13,12 +13,28 @@ from isojax.scaling.result import FitResult
 
 def load_figures() -> dict[str, ReportFigure]:
     """The plug-ins of report/figures/ by the names of their files."""
-    figures = [report_figure.load(name) for name in report_figure.names()]
-    figures.sort(key=lambda figure: (figure.traits.position, figure.name))
+    figures = sorted(
+        report_figure.load_own(), key=lambda figure: (figure.traits.position, figure.name)
+    )
     return {figure.name: figure for figure in figures}
 
 
 FIGURES = load_figures()
+
+
+def draw_figure(figure: ReportFigure, fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
+    """The figure of a fit and its runs; None where these lack its data.
+
+    InputError where its function returns anything else than a figure of matplotlib or None.
+    """
+    drawing = figure(fit, runs)
+    if drawing is not None and not isinstance(drawing, Figure):
+        raise InputError(
+            where=figure.place,
+            found=f"the function returned {type(drawing).__name__}",
+            expected="a matplotlib Figure, or None where the fit lacks its data",
+        )
+    return drawing
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
@@ -29,7 +45,7 @@ def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> F
             found=f"no figure is called {name!r}",
             expected=f"one of {', '.join(FIGURES)}",
         )
-    drawing = FIGURES[name](fit, fitted_runs(fit, runs))
+    drawing = draw_figure(FIGURES[name], fit, fitted_runs(fit, runs))
     if drawing is None:
         raise InputError(
             found=f"the fit has no data for the figure {name!r}",

@@ -5,6 +5,7 @@ time; absent data draw nothing.
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from isojax.report import figures
 from isojax.report.canvas import n_palette, render_figure
 from isojax.report.catalogue import FIGURES, load_figures
 from isojax.report.fit_views import all_n, curve_band, frontier_reward_at, n_stretches
+from isojax.report.page import html_page
 from isojax.report.page.html_page import write_report
 from isojax.report.wording import law_is_drawn
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
@@ -69,6 +71,45 @@ def test_a_figure_is_one_file(
     assert [dot.get_markerfacecolor() for dot in dots].count(
         "white"
     ) == 1  # n = 32 levels off later
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("raise KeyError('no such key')", "KeyError: 'no such key'"),
+        ("return 'a picture'", "the function returned str; expected a matplotlib Figure"),
+    ],
+)
+def test_one_failing_figure_leaves_the_report(
+    make_sweep: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    body: str,
+    problem: str,
+) -> None:
+    head = "from isojax.report.figures import report_figure\n\n\n"
+    decorator = "@report_figure(alt_text='', caption='')\n"
+    (tmp_path / "faulty.py").write_text(f"{head}{decorator}def draw(fit, runs):\n    {body}\n")
+    monkeypatch.chdir(tmp_path)
+    own = figures.report_figure.load("faulty")
+    monkeypatch.setattr(html_page, "FIGURES", {**FIGURES, "faulty": own})
+
+    old_picture = tmp_path / "sweep" / "figures" / "faulty.png"
+    old_picture.parent.mkdir(parents=True)
+    old_picture.write_bytes(b"of an earlier fit")
+    fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
+    page = write_report(tmp_path / "sweep", [fit], runs).read_text()
+    assert not old_picture.exists()
+
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: the report has no figure 'faulty' (")
+    for text in (html.unescape(page), warning):
+        assert "faulty.py:" in text and problem in text
+
+
+def test_none_of_isojaxs_own_figures_fails(made: tuple[Path, FitResult]) -> None:
+    assert "the report has no figure" not in (made[0] / "report.html").read_text()
 
 
 def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:

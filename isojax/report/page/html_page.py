@@ -8,13 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.core.terminal import warn
+from isojax.core.user_code import describe_exception, note_plugin_file
 from isojax.report import wording
 from isojax.report.canvas import RenderedFigure, render_figure
-from isojax.report.catalogue import FIGURES
+from isojax.report.catalogue import FIGURES, draw_figure
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, fit_sections, markup
 from isojax.report.page.budget_answers import BudgetAnswer, NoAnswer, answer_budget
@@ -34,12 +37,24 @@ JOINT = ", joint"
 OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 
 
+class DrawnFigures(NamedTuple):
+    """The figures of a report."""
+
+    images: Images
+    failures: Sequence[str]  # a sentence on each figure whose function failed
+
+
 def render(
-    folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images
+    folder: Path,
+    fits: Sequence[FitResult],
+    runs: Sequence[RunRecord],
+    images: Images,
+    failures: Sequence[str] = (),
 ) -> str:
     """The report of a sweep as one HTML document. `folder`: the sweep's, whose name is the title.
     `fits`: the main one first; the user can switch between them. `images`: the figures that could
-    be drawn, which the page shows where plotly is not installed or scripts are off."""
+    be drawn, which the page shows where plotly is not installed or scripts are off. `failures`: a
+    sentence on each figure whose function failed."""
     fit = fits[0]
     bundle = explorer.plotly_bundle()
     with_charts = bundle is not None
@@ -60,6 +75,7 @@ def render(
         *other_budgets,
         fit_sections.health_section(folder, fit),
         _other_figures(images),
+        *(tag("p", failure, cls="warned") for failure in failures),
         evidence_section(fit),
         law_section(fit),
         fit_sections.rewards_section(fit, runs),
@@ -228,16 +244,19 @@ def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunReco
     """Draw the figures and write the page into the sweep's folder, runs/NAME, each file replaced in
     one step; returns the page's path. `fits`: the main one first, then others of the same
     `runs`. InputError where a file is in the way of the folder of figures."""
-    images = _write_figures(folder / "figures", fits[0], runs)
+    figures = _write_figures(folder / "figures", fits[0], runs)
+    for failure in figures.failures:
+        warn(failure)
     path = folder / "report.html"
-    write_bytes(path, render(folder, fits, runs, images).encode())
+    write_bytes(path, render(folder, fits, runs, figures.images, figures.failures).encode())
     return path
 
 
-def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> Images:
+def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> DrawnFigures:
     """Draw each figure of a fit and write it to `folder` as PNG and PDF; returns them by name, and
     under "NAME, joint" the figures that the page begins with, drawn of the joint frontier alone,
-    where there are several B_p. A figure that the fit has no data for is removed."""
+    where there are several B_p. A figure that the fit has no data for, or whose function fails, is
+    removed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(
             where=folder,
@@ -250,21 +269,30 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> I
     )  # the joint frontier is its only one
 
     images: dict[str, RenderedFigure] = {}
-    for name, draw in FIGURES.items():
+    failures: list[str] = []
+    for name, report_figure in FIGURES.items():
+        drawn: dict[str, RenderedFigure] = {}
+        try:
+            figure = draw_figure(report_figure, fit, runs)
+            if figure is not None:
+                drawn[name] = render_figure(figure)
+            if figure is not None and name in ABOVE and len(fit.by_B_p) > 1:
+                joint_figure = draw_figure(report_figure, joint_fit, runs)
+                if joint_figure is not None:
+                    drawn[f"{name}{JOINT}"] = render_figure(joint_figure)
+        except Exception as e:  # whatever the function of a figure raises, others are drawn
+            drawn.clear()
+            note_plugin_file(report_figure.file)
+            problem = str(e) if isinstance(e, InputError) else describe_exception(e)
+            failures.append(f"the report has no figure {name!r} ({report_figure.file}): {problem}")
+
         png_path = folder / f"{name}.png"
         pdf_path = folder / f"{name}.pdf"
-        figure = draw(fit, runs)
-        if figure is None:  # a picture of an earlier fit must not stay
+        if name in drawn:
+            write_bytes(png_path, drawn[name].png)
+            write_bytes(pdf_path, drawn[name].pdf)
+        else:  # a picture of an earlier fit must not stay
             png_path.unlink(missing_ok=True)
             pdf_path.unlink(missing_ok=True)
-            continue
-
-        images[name] = render_figure(figure)
-        write_bytes(png_path, images[name].png)
-        write_bytes(pdf_path, images[name].pdf)
-
-        if name in ABOVE and len(fit.by_B_p) > 1:
-            joint_figure = draw(joint_fit, runs)
-            if joint_figure is not None:
-                images[f"{name}{JOINT}"] = render_figure(joint_figure)
-    return images
+        images |= drawn
+    return DrawnFigures(images, failures)
