@@ -31,10 +31,15 @@ def validate(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> TrialResult:
-    """The results of the three trials, as written to validation.json: {"compute": ..., "largest_n":
-    ..., "seed": ...} and the settings.
+    """Hides a part of the data three times, fits the rest, and compares it with what was hidden.
 
-    A trial that is not possible has {"possible": False, "why": reason}. Another has
+    metric: of the evaluations, such as "avg@4". compute: what C counts, one of COMPUTE_UNITS of
+    tracks.py: "rollouts", "tokens" or "device_hours".
+
+    Returns what validation.json holds: the settings, and a result for each of the three trials,
+    "compute" (the evaluations at the largest C are hidden), "largest_n" (the runs of the largest n)
+    and "seed" (a run of each cell). A trial that is not possible has {"possible": False, "why":
+    reason}. Another has
     - hidden, says: what was hidden and what came out, in words;
     - mean_error, mean_absolute_error: predicted less measured reward; points: each evaluation;
     - inside: the share of the hidden evaluations inside the interval of one new run;
@@ -64,7 +69,8 @@ def validate(
     return {
         "schema": 1,
         "metric": metric,
-        "compute": compute,
+        # not "compute", which is the name of a trial
+        "compute_axis": compute,
         "mode": options.mode,
         "replicates": options.replicates,
         **results,

@@ -126,7 +126,9 @@ def test_an_n_alone_at_large_C_is_no_test_of_the_choice():
 
 
 def test_paper_mode_has_no_interval_to_be_inside_of():
-    r = validate(RISING, "avg@4", options=PAPER)["compute"]
+    result = validate(RISING, "avg@4", options=PAPER)
+    assert result["compute_axis"] == "rollouts"
+    r = result["compute"]
     assert r["inside"] is None and r["mean_error"] > 0.01  # record-breaking points overshoot
     assert all(p["low"] is None for p in r["points"])
 
