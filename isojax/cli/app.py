@@ -1,21 +1,22 @@
-"""The command line: which commands there are, and how each of them ends.
+"""The command line: how commands are called, and how each of them ends.
 
-A module of commands/ is imported when its command is called, so that `isojax status` waits for
-neither SciPy nor jax. An InputError is one line `error: ...` on standard error and exit code 2.
+A module of commands/ is imported when its command is called (command_files.py), so that
+`isojax status` waits for neither SciPy nor jax. An InputError is one line `error: ...` on standard
+error and exit code 2.
 """
 
 import errno
-import importlib
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from isojax import __version__
+from isojax.cli.command_files import LazyCommand, find_commands
 from isojax.cli.options import CommandGroup, new_app
 from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
@@ -25,73 +26,10 @@ from isojax.core.terminal import guard_output, printable, shorten
 from isojax.core.user_code import failed_plugin
 from isojax.runs.mirror import localize
 
-
-class LazyCommand(NamedTuple):
-    """A command, whose module is imported when it is called."""
-
-    name: str
-    summary: str  # the first sentence of its help
-    is_run: bool = False  # it trains, or samples: hours of jax in this process
-
-    def load(self) -> typer.Typer:
-        """The typer app of its module, or an app of the function that has the command's name."""
-        function_name = self.name.replace("-", "_")
-        module = importlib.import_module(f"isojax.cli.commands.{function_name}_command")
-        if "app" in vars(module):
-            return module.app
-
-        command_app = new_app()
-        command_app.command()(vars(module)[function_name])
-        return command_app
-
-
-LAUNCH = LazyCommand(
-    "launch", "Run a sweep over (B_p, n), then fit the law and write the report.", True
-)
-TRAIN = LazyCommand(
-    "train", "Train one run: a config whose sweep has one (B_p, n) and one seed.", True
-)
-COMMANDS = (
-    LAUNCH,
-    TRAIN,
-    LazyCommand(
-        "spend",
-        "Spend a budget of rollouts on one policy, whose n is chosen during training.",
-        True,
-    ),
-    LazyCommand("status", "Show where sweeps stand."),
-    LazyCommand(
-        "fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."
-    ),
-    LazyCommand("recommend", "Recommend how to spend a budget of rollouts."),
-    LazyCommand("quote", "Say what a reward costs: rollouts, hours and money, for each n."),
-    LazyCommand(
-        "report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."
-    ),
-    LazyCommand("compare", "Compare sweeps."),
-    LazyCommand(
-        "records", "Import other trainers' logs, join imports, and check ledgers before a fit."
-    ),
-    LazyCommand(
-        "watch",
-        "Forecast the reward that a run will have at its end, and advise whether to stop it.",
-    ),
-    LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
-    LazyCommand("fit-law", "Fit n*(C) to the points of a file."),
-    LazyCommand("model", "Import and export language models."),
-    LazyCommand(
-        "difficulty",
-        "Label problems by the base model's avg@k, and split them by difficulty.",
-        True,
-    ),
-    LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
-    LazyCommand("clean", "Remove checkpoints of runs that are done."),
-    LazyCommand("settings", "Show settings of a config: their defaults and what they mean."),
-    LazyCommand(
-        "template",
-        "Write a script or manifest that starts sweeps on a cluster to launch/, or list them.",
-    ),
-)
+COMMANDS = find_commands()
+_COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
+LAUNCH = _COMMAND_OF_NAME["launch"]
+TRAIN = _COMMAND_OF_NAME["train"]
 # The error of an unknown command, option or value, which typer does not name.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 INTERRUPTED = 130  # the exit code after Ctrl-C, by typer and by convention
@@ -116,9 +54,8 @@ class LazyGroup(CommandGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, remaining = super().resolve_command(ctx, args)
-        for lazy_command in COMMANDS:
-            if lazy_command.name == name:
-                command = typer.main.get_command(lazy_command.load())
+        if name in _COMMAND_OF_NAME:
+            command = typer.main.get_command(_COMMAND_OF_NAME[name].load())
         return name, command, remaining
 
 
@@ -156,8 +93,9 @@ def main() -> NoReturn:
     # As `python -m` does, so that a fork's modules in the working directory can be plug-ins.
     sys.path.insert(0, "")
 
-    command_name = sys.argv[1:2]
-    is_run = any(command.is_run for command in COMMANDS if command.name in command_name)
+    is_run = any(
+        _COMMAND_OF_NAME[name].is_run for name in sys.argv[1:2] if name in _COMMAND_OF_NAME
+    )
     _run(app, "isojax", is_run)
 
 

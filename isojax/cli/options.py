@@ -112,7 +112,10 @@ RESUMED_HELP = (
     "its steps may fall."
 )
 ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
-FORMAT_HELP = f"{', '.join(importer.names())}, or a module of yours; else as the logs look."
+FORMAT_HELP = (
+    f"{', '.join(importer.names())}, or NAME of your NAME.py in this folder, or a module path; "
+    "else as the logs look."
+)
 FormatOption = Annotated[
     str | None,
     Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format),

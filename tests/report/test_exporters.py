@@ -2,8 +2,10 @@
 asks the trainers themselves.
 """
 
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -255,12 +257,28 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     (tmp_path / "my_fork_of_isojax").mkdir()
     (tmp_path / "my_trainer_fork.py").rename(tmp_path / "my_fork_of_isojax" / "trainer.py")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ISOJAX_PLUGIN_FOLDERS", "")  # other tests of this process set it
     assert rendered("my_fork_of_isojax.trainer") == "n: 16"
     sys.modules.pop("my_fork_of_isojax.trainer")
     with refused(where="@exporter"):
         exporter(lambda chosen, saved: "n: 16")
     with refused(where="exporters plug-in 'nemo'"):
         rendered("nemo")
+
+
+def test_the_exporter_of_the_page(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    code = re.search(r"```python\n# (my_trainer.py)\n(.*?)```", page, re.S)
+    assert code is not None
+    (tmp_path / code[1]).write_text(code[2])
+    monkeypatch.chdir(tmp_path)
+    text = rendered("my_trainer")
+    assert text.startswith("# expected ")
+    assert yaml.safe_load(text) == {
+        "prompts_per_batch": 16,
+        "rollouts_per_prompt": 16,
+        "updates": 390,
+    }
 
 
 # 195 updates of two batches of 16 x 16 are the 99,840 rollouts of 390 updates of one batch.

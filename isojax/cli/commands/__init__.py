@@ -1,1 +1,1 @@
-"""The commands, one per file; app.py lists them."""
+"""The commands, one per file: command_files.py finds them."""

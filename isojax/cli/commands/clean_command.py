@@ -1,4 +1,4 @@
-"""`isojax clean RUN`: remove checkpoints of runs that are done."""
+"""Remove checkpoints of runs that are done."""
 
 from pathlib import Path
 from typing import Annotated

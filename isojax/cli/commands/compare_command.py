@@ -1,4 +1,4 @@
-"""`isojax compare`: n*(C), the frontier, where n* levels off and overfitting of several sweeps."""
+"""Compare sweeps."""
 
 from collections.abc import Sequence
 from pathlib import Path

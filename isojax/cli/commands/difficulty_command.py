@@ -1,4 +1,4 @@
-"""`isojax difficulty`: how hard problems are for a base model, and the data set split by it."""
+"""Label problems by the base model's avg@k, and split them by difficulty."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +15,8 @@ from isojax.core.nouns import Problem
 from isojax.core.start_file import LABELS_FOLDER, describe_warning, read_start_report
 from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
+
+IS_RUN = True  # for command_files.py
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
 SERVER_HELP = (

@@ -1,4 +1,4 @@
-"""`isojax fit`: reward curves, frontier and n*(C) of finished runs.
+"""Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs.
 
 --validate: how well such a fit predicts runs that are hidden from it.
 """

@@ -1,4 +1,4 @@
-"""`isojax fit-curve FILE`: a reward curve fitted to columns of a file, without a sweep's folder."""
+"""Fit a reward curve to one run, or to several seeds of it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`isojax fit-law FILE`: n*(C) fitted to the points of a file, without any runs."""
+"""Fit n*(C) to the points of a file."""
 
 from collections.abc import Mapping
 from pathlib import Path

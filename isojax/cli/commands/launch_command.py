@@ -1,4 +1,4 @@
-"""`isojax launch`: the cells of a sweep, the fit of its runs, and the report."""
+"""Run a sweep over (B_p, n), then fit the law and write the report."""
 
 import importlib
 from pathlib import Path
@@ -13,6 +13,8 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.launch.display import print_line
 from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.runs.mirror import remote_workspace, working_folder
+
+IS_RUN = True  # for command_files.py
 
 TOPOLOGY_HELP = (
     "With --dry-run: choose sizes that fit TPUs that are not here, such as v5e:4x4, "

@@ -1,4 +1,4 @@
-"""`isojax lr-search`: a short search for the learning rate of a new model and problem set."""
+"""Find the learning rate by short runs at one batch size."""
 
 import importlib
 from collections.abc import Mapping
@@ -24,6 +24,8 @@ from isojax.launch import lr_search as search
 from isojax.launch.lr_search import RateResult, SearchPlan, rate_name, round_rate
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import working_folder
+
+IS_RUN = True  # for command_files.py
 
 DEFAULT_RATES = "5 around learning_rate"
 DEFAULT_BUDGET = "a tenth of sweep.budget or more"

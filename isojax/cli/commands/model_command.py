@@ -1,4 +1,4 @@
-"""`isojax model import|export`: language models in from hubs, a trained policy out."""
+"""Import and export language models."""
 
 import importlib
 import os

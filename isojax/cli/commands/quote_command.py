@@ -1,4 +1,4 @@
-"""`isojax quote`: the rollouts, hours and money that a reward costs, for each n."""
+"""Say what a reward costs: rollouts, hours and money, for each n."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does."""
+"""Recommend how to spend a budget of rollouts."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +29,8 @@ BUDGET_HELP = (
     "or money, as 500usd (--price)."
 )
 FOR_HELP = (
-    "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
+    "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or NAME of your NAME.py "
+    "in this folder, or a module path."
 )
 GROWING_HELP = (
     "Write the recommended schedule of n in place of the allocation; "

@@ -1,4 +1,4 @@
-"""`isojax records import|merge|check`: ledgers of other trainers' logs, and a look at ledgers."""
+"""Import other trainers' logs, join imports, and check ledgers before a fit."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`isojax report`: figures and page of a sweep.
+"""Rebuild a sweep's figures and report.html from its ledgers and its fit.json.
 
 Also what `isojax launch` does after the last run: fit, gains, recommendation and report.
 """

@@ -1,4 +1,4 @@
-"""`isojax settings`: what a config may set."""
+"""Show settings of a config: their defaults and what they mean."""
 
 import difflib
 import textwrap

@@ -1,4 +1,4 @@
-"""`isojax spend`: a budget, and the policy that comes of it."""
+"""Spend a budget of rollouts on one policy, whose n is chosen during training."""
 
 import importlib
 import math
@@ -23,6 +23,8 @@ from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import read_runs
 from isojax.runs.mirror import remote_workspace, working_folder
 from isojax.runs.spend_file import read_spending
+
+IS_RUN = True  # for command_files.py
 
 PAGE_FILE = "spend.html"
 # The settings of a sweep that trains one policy, whatever its config says.

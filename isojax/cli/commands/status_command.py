@@ -1,4 +1,4 @@
-"""`isojax status RUN`: where sweeps stand, while they run or after."""
+"""Show where sweeps stand."""
 
 import time
 from collections.abc import Iterator, Sequence

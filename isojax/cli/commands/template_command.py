@@ -1,4 +1,4 @@
-"""`isojax template`: the files of launch/, for those who have no checkout."""
+"""Write a script or manifest that starts sweeps on a cluster to launch/, or list them."""
 
 from pathlib import Path
 from typing import Annotated

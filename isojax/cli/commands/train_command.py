@@ -1,4 +1,4 @@
-"""`isojax train`: one run."""
+"""Train one run: a config whose sweep has one (B_p, n) and one seed."""
 
 import importlib
 
@@ -13,6 +13,8 @@ from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.runs.ledger import read_runs
 from isojax.runs.mirror import remote_workspace
+
+IS_RUN = True  # for command_files.py
 
 
 def train(

@@ -1,4 +1,4 @@
-"""`isojax watch LOG`: where a running run will end, and whether to stop it."""
+"""Forecast the reward that a run will have at its end, and advise whether to stop it."""
 
 import time
 from collections.abc import Callable, Sequence
