@@ -48,8 +48,10 @@ class _ChosenN:
 def allocate_by_law(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """The allocation for a request by the law of n*(C), as in the paper; InputError where no B_p is
-    stable, or where the request's limits leave no allocation."""
+    """The allocation for a request by the law of n*(C), as in the paper, with reasons in words.
+
+    fit: of mode "paper"; ensemble: the curves of this fit; request: checked, its C in rollouts.
+    InputError where no B_p is stable, or where the request's limits leave no allocation."""
     if "M" in request.fix:
         return _allocate_fixed_M(fit, ensemble, request, request.fix["M"])
 
@@ -64,6 +66,7 @@ def allocate_by_law(
         B_p = request.fix["B_p"]
         request.check_B_max(B_p)
         reasons = constraints.describe_fixed_B_p(fit, B_p)
+        # Each measured B_p has a frontier and a law for its runs alone.
         fits_by_B_p = {part.B_p: part for part in fit.by_B_p if part.B_p is not None}
         if B_p in fits_by_B_p:
             frontier_fit = fits_by_B_p[B_p]
@@ -89,9 +92,11 @@ def allocate_by_law(
 
 
 def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _ChosenN:
-    """The n that the fitted law n*(C) gives at C, rounded to a power of two, with reasons. Where C
-    is in the range that the frontier covers, n is kept between the smallest and the largest
-    measured n; outside, where only the law can answer, it is not, and the reasons state it."""
+    """The n that the fitted law n*(C) gives at C, rounded to a power of two, with reasons.
+
+    Where C is in the range that the frontier covers, n is kept between the smallest and the largest
+    measured n; outside, where only the law can answer, it is not, and the reasons state it.
+    frontier_fit: a part of `fit`, that of all cells or of one B_p. C: rollouts."""
     law = frontier_fit.n_star.law
     C_low = frontier_fit.frontier[0].C
     C_high = frontier_fit.frontier[-1].C
@@ -102,6 +107,7 @@ def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _Ch
     n = 1 << max(0, round(log2_n))
     reasons = [f"n*({C:.6g}) = {2**log2_n:.3g}, as a power of two {n}"]
     is_measured_n = n_smallest <= n <= n_largest
+    # 1e-9: C may be an end of the frontier, but for rounding.
     if C_low * (1 - 1e-9) <= C <= C_high * (1 + 1e-9):
         if not is_measured_n:
             n = min(max(n, n_smallest), n_largest)
@@ -109,6 +115,7 @@ def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _Ch
     else:
         # Here only the law can answer: an n that was never measured is named as such, not refused.
         outside = f"C is outside the frontier ({C_low:.6g} to {C_high:.6g})"
+        # The upper level of a sigmoid; a constant, the only other form in mode "paper", has L = 0.
         saturation = f"{2 ** (law.b + law.L):.3g}"
         reasons.append(f"{outside}: n is the law's alone, which saturates at {saturation}")
         if not is_measured_n:
@@ -117,7 +124,9 @@ def _choose_n_by_law(fit: FitResult, frontier_fit: FrontierFit, C: float) -> _Ch
 
 
 def _limit_n(chosen: _ChosenN, n_max: int, limit_text: str) -> _ChosenN:
-    """The chosen n, or where it exceeds n_max the largest power of two below."""
+    """The chosen n, or where it exceeds n_max (>= 1) the largest power of two <= n_max.
+
+    limit_text: what sets n_max, in words, for the reasons."""
     if chosen.n <= n_max:
         return chosen
     n = constraints.floor_power_of_two(n_max)
@@ -127,12 +136,14 @@ def _limit_n(chosen: _ChosenN, n_max: int, limit_text: str) -> _ChosenN:
 def _allocate_fixed_M(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest, M: int
 ) -> ExplainedAllocation:
-    """The allocation for M updates: the stable measured cell with the highest reward after them,
-    among those that take at most C rollouts. Where none does, n = n*(C), and the B_p for which the
-    budget is enough."""
+    """The allocation for M updates, by the law of n*(C): a measured cell where one fits.
+
+    It is the stable measured cell with the highest reward after M updates, among those that take at
+    most C rollouts then. Where none does, n = n*(C), and the B_p for which the budget is enough.
+    InputError where the budget leaves less than a rollout for each update."""
     most_batches = ensemble.most_batches(request.C)
     B = _largest_batch(request, M, most_batches)
-    C_of_cells = ensemble.rollouts_after(M)
+    C_of_cells = ensemble.rollouts_after(M)  # [cells]
     fits_B_max = ensemble.B <= (ensemble.B.max() if request.B_max is None else request.B_max)
     is_fitting = (C_of_cells <= request.C) & fits_B_max & ensemble.stable
     if not is_fitting.any():
@@ -152,8 +163,10 @@ def _allocate_fixed_M(
 
 
 def _largest_batch(request: AllocationRequest, M: int, batches: float) -> int:
-    """The largest B = B_p n with which M updates, each of so many batches, are within the budget,
-    and B within B_max; InputError where that is less than a rollout."""
+    """The largest B = B_p n with which M updates are within the budget, and B within B_max.
+
+    batches: how many batches of B rollouts an update samples on average, such as 1.0. InputError
+    where B is less than one rollout."""
     B = request.largest_B(M, batches)
     if B < 1:
         raise InputError(
@@ -171,9 +184,11 @@ def _largest_batch(request: AllocationRequest, M: int, batches: float) -> int:
 def _split_batch(
     ensemble: CurveEnsemble, request: AllocationRequest, B: int, chosen: _ChosenN
 ) -> ExplainedAllocation:
-    """The allocation with at most B rollouts per update and the chosen n: B_p = B // n problems,
-    with the reasons for n and B_p. For a request that fixes B, or that fixes M, so that the budget
-    leaves B per update. The cell (B_p, n) need not have been measured."""
+    """The allocation with the chosen n and B_p = B // n problems, and the reasons for both.
+
+    For a request that fixes B, or that fixes M, so that the budget leaves B rollouts per update.
+    chosen.n is at most B, so that B_p is at least 1. The (B_p, n) need not have been measured.
+    InputError where a budget for a fixed B is not enough for one update."""
     n = chosen.n
     B_p = B // n
     counts = ensemble.counts_of(B_p, n)
@@ -192,8 +207,11 @@ def _split_batch(
 def allocate_by_curves(
     fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """The allocation for a request by the learning curves; InputError where no B_p is stable, or
-    where the request's limits leave no allocation."""
+    """The allocation for a request by the learning curves, with reasons in words.
+
+    fit: of mode "hierarchical", or one in which nothing was learnt; ensemble: the curves of this
+    fit; request: checked, its C in rollouts. InputError where no B_p is stable, or where the
+    request's limits leave no allocation."""
     reasons = []
     unstable_text = ""
     if "B_p" in request.fix:
@@ -231,9 +249,10 @@ def allocate_by_curves(
 def _explain_comparison_beyond_data(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int
 ) -> list[str]:
-    """A sentence on the other n whose runs all ended below the budget, so that extrapolated curves
-    were compared; [] where no n is such. This is usual in sweeps whose runs all have the same
-    number of updates: those with small n end at a small C."""
+    """A sentence on the other n whose runs all ended below the budget; [] where no n is such.
+
+    Of these, extrapolated curves were compared. That is usual in sweeps whose runs all have the
+    same number of updates: those with small n end at a small C."""
     C_spent, allowed = ensemble.allowed_cells(request)
     C_high = ensemble.samples.C_high  # [cells], the largest C of each cell's evaluations
     ends = []
@@ -251,7 +270,9 @@ def _explain_cell(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str
 ) -> list[str]:
     """The reasons for the n and, unless the user fixed it, for the B_p of the chosen cell.
-    unstable_text: the unstable smaller B_p, to end a sentence, or "" (StableB_p)."""
+
+    chosen_cell: an index of ensemble.curves, as CurveEnsemble.choose_cell gives it. unstable_text:
+    the unstable smaller B_p, to end a sentence, such as "; unstable: 8 (...)", or ""."""
     C_spent, allowed = ensemble.allowed_cells(request)
     chosen_B_p, n = ensemble.curves[chosen_cell].key
     all_at_start = ensemble.level_of_all(C_spent, allowed) is not None
@@ -260,7 +281,7 @@ def _explain_cell(
         return [f"n = {n}, B_p = {chosen_B_p}: {equal}"]
 
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
-    best_cell = int(expected_rewards.argmax())
+    best_cell = int(expected_rewards.argmax())  # choose_cell has taken its n
     best_B_p = ensemble.B_p[best_cell]
     best = f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
     n_reason = f"n = {n}: of {_describe_allowed(request, int(allowed.sum()))}, {best}"
@@ -302,9 +323,11 @@ def _describe_allowed(request: AllocationRequest, count: int) -> str:
 def _allocate_unmeasured(
     ensemble: CurveEnsemble, request: AllocationRequest
 ) -> ExplainedAllocation:
-    """The allocation by the curves where no stable measured cell agrees with the request's limits:
-    n is that of the nearest cells, and B_p follows from the limits. InputError where the budget or
-    B_max is too small for any cell, or is a time: how fast unmeasured cells train is unknown."""
+    """The allocation by the curves where no stable measured cell agrees with the limits.
+
+    n is that of the nearest cells, and B_p follows from the request's limits. InputError where the
+    budget or B_max is too small for any cell, or where the budget is a time: how fast unmeasured
+    cells train is unknown."""
     if request.time is not None:
         _refuse_unmeasured_time(request, request.time.seconds)
 
@@ -326,6 +349,7 @@ def _allocate_unmeasured(
         allocation = constraints.allocate_updates(B_p, chosen.n, request.C, counts)
         return ExplainedAllocation(allocation, (no_curve, *chosen.reasons))
 
+    # What is left: the budget or B_max is below every measured cell, which is refused.
     return ExplainedAllocation(_allocate_smallest(ensemble, request), ())
 
 
@@ -343,9 +367,11 @@ def _refuse_unmeasured_time(request: AllocationRequest, seconds: float) -> None:
 
 
 def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """Called where even the smallest measured cell is too large for the budget or for B_max: raises
-    InputError with the size that is missing. (Gives the smallest cell's allocation if the budget
-    is enough for it after all.)"""
+    """Raises InputError where even the smallest measured cell is too large for the request.
+
+    The message has the size of that cell: B_p n that B_max, or the rollouts that the budget falls
+    short of. Only if the budget is enough for it after all, gives the smallest cell's
+    allocation."""
     is_candidate = ensemble.stable
     stable_text = "stable "
     if "B_p" in request.fix:
@@ -361,6 +387,7 @@ def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> A
             fix=constraints.suggest_B_p(ensemble.B_p.tolist()),
         )
 
+    # [cells]; cells that may not be chosen count as larger than all others
     B_of_candidates = np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max)
     B_p, n = ensemble.curves[int(B_of_candidates.argmin())].key
     if request.B_max is not None and request.B_max < B_p * n:
@@ -379,8 +406,11 @@ def _allocate_smallest(ensemble: CurveEnsemble, request: AllocationRequest) -> A
 def _choose_nearest_n(
     ensemble: CurveEnsemble, C: float, is_candidate: BoolArray, n_max: int
 ) -> _ChosenN:
-    """The n of the candidate cells, bool[cells], with the highest predicted reward at C among
-    n <= n_max; where all measured n are larger, the largest power of two <= n_max."""
+    """The n of the candidate cell with the highest predicted reward at C, among n <= n_max.
+
+    Where all their n are larger, the largest power of two <= n_max. is_candidate: bool[cells]; C:
+    rollouts. n_max = 0, a budget below one rollout per problem, counts as 1: the caller then
+    refuses the budget."""
     is_allowed = is_candidate & (ensemble.n <= n_max)
     if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))

@@ -101,8 +101,10 @@ class AllocationRequest:
             )
 
     def largest_B(self, M: int, batches: float) -> int:
-        """The largest B = B_p n with which M updates are within the budget, and B within B_max;
-        `batches` of B rollouts are sampled per update."""
+        """The largest B = B_p n with which M updates are within the budget, and B within B_max.
+
+        batches: how many batches of B rollouts an update samples on average, such as 1.0. The
+        result may be 0."""
         B = int(self.C // (M * batches))
         return B if self.B_max is None else min(B, self.B_max)
 
@@ -123,8 +125,10 @@ def floor_power_of_two(x: float) -> int:
 
 
 def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Allocation:
-    """The allocation of (B_p, n) with as many updates as C rollouts are enough for; InputError
-    where they are not enough for one. counts: how many rollouts M updates of this cell take."""
+    """The allocation of (B_p, n) with as many updates as C rollouts are enough for.
+
+    counts: how many rollouts M updates of this (B_p, n) take. InputError where C is not enough for
+    one update."""
     M = counts.updates(C)
     if M >= 1:
         return counts.allocation(B_p, n, M)
@@ -142,8 +146,10 @@ def allocate_updates(B_p: int, n: int, C: float, counts: UpdateCounts) -> Alloca
 
 
 def describe_M(allocation: Allocation, C_text: str = "C") -> str:
-    """Why the allocation has this M: a sentence with the budget and, where an update samples more
-    than one batch of B_p n rollouts, how many it samples."""
+    """Why the allocation has this M, in words, such as "M = floor(C / (n B_p)) = 40".
+
+    Where an update samples more than one batch of B_p n rollouts, it is stated how many. C_text:
+    the budget, "C" or a number such as "12,345"."""
     if allocation.batches == 1.0:
         return f"M = floor({C_text} / (n B_p)) = {allocation.M}"
     batches = f"{allocation.batches:.2f} batches of n B_p rollouts"
@@ -175,7 +181,9 @@ class StableB_p:
 
 
 def smallest_stable_B_p(fit: FitResult) -> StableB_p:
-    """The smallest stable B_p by a fit's verdicts; InputError where no measured B_p is stable."""
+    """The smallest stable B_p, and the unstable smaller ones in words, by a fit's verdicts.
+
+    A B_p is stable where runs with it did not break. InputError where none is."""
     stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]

@@ -143,18 +143,21 @@ class CurveEnsemble:
         return self.samples.curves_at(spent, same_problems)
 
     def predict_reward(self, i: int, C: float, same_problems: bool = False) -> RewardForecast:
-        """The expected reward of cell i after C rollouts and its interval, on other problems of the
-        same kind or on the sweep's own."""
+        """The expected reward of cell i (an index of `curves`) after C rollouts, and its interval.
+
+        The interval is for other problems of the same kind or, with same_problems, for the
+        validation problems of the sweep."""
         cell_budgets = np.full(len(self.curves), float(C))
         expected = float(self.expected_at_cell_budgets(cell_budgets)[i])
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
         return RewardForecast(expected, self.interval(draws))
 
     def predict_new_run(self, i: int, C: float) -> RewardForecast:
-        """The expected reward of cell i after C rollouts, and the interval in which one new run
-        would measure, on the same problems. The interval's half widths: those of the expected
+        """The expected reward of cell i after C rollouts, and the interval of what one run shows.
+
+        That is one new run, on the same problems. The interval's half widths: those of the expected
         reward's interval and of the noise (between runs, and of an evaluation), added in
-        quadrature."""
+        quadrature. i: an index of `curves`. The interval is None without replicates."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
         noise = self.fit.intervals
         if interval is None or noise is None:
@@ -173,7 +176,8 @@ class CurveEnsemble:
         return RewardForecast(reward, new_run)
 
     def predict_hours(self, i: int, C: float, C_done: float = 0.0) -> RunHours:
-        """How long a run of cell i takes from C_done to C rollouts."""
+        """How long a run of cell i takes from C_done to C rollouts; None in both fields without
+        a clock of the cell."""
         seconds_done = self.clock.seconds(C_done)[i] if C_done else 0.0
         hours = float(self.clock.seconds(C)[i] - seconds_done) / 3600
         if np.isnan(hours):
@@ -181,8 +185,9 @@ class CurveEnsemble:
         return RunHours(wall_clock=hours, of_devices=hours * float(self.clock.devices[i]))
 
     def affordable_rollouts(self, budget: TimeBudget) -> FloatArray:
-        """How many whole rollouts a budget in time is enough for in each cell, float[cells]; 0
-        where it is unknown how long the cell's runs took. InputError if it is unknown for all."""
+        """The whole rollouts that a budget in time is enough for in each cell, float[cells].
+
+        0 where it is unknown how long the cell's runs took. InputError if it is unknown for all."""
         if np.isnan(self.clock.per_rollout).all():
             times = "timing.jsonl, or the log's own step times"
             fix = f"Name a sweep's folder, not its fit.json, or {TIMES_HINT}."
@@ -197,6 +202,7 @@ class CurveEnsemble:
         return self.clock.rollouts(budget.seconds / devices)
 
     def is_beyond_data(self, i: int, C: float) -> bool:
+        """Whether C is above the largest C at which cell i was evaluated, by more than rounding."""
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
     def interval(self, values: FloatArray) -> Interval | None:
@@ -208,9 +214,11 @@ class CurveEnsemble:
         return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> CellBudgets:
-        """For each cell, the rollouts that it would spend, and whether that is within the request's
-        budget and limits; unstable cells are not left out. A cell spends the whole budget, or with
-        a fixed M what M updates take."""
+        """For each cell, the rollouts that it would spend, and whether the request allows them.
+
+        It does where they are within the budget and the limits; unstable cells are not left out. A
+        cell spends the whole budget, or with a fixed M what M updates take. The C of a cell that is
+        not allowed is above 0 too, as curves need it."""
         fix = request.fix
         limit = np.full(len(self.n), float(request.C))
         if request.time is not None:
@@ -234,8 +242,10 @@ class CurveEnsemble:
         return CellBudgets(C_spent, allowed)
 
     def level_of_all(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
-        """The reward at which all allowed cells still are after C_spent, float[cells], because none
-        has begun to rise (curves with a flat start); None where some cell has."""
+        """The reward at which all allowed cells still are after C_spent, as none has begun to rise.
+
+        None where some cell has, or has no flat start (a first part at one reward), or where no
+        cell is allowed. C_spent: float[cells] rollouts; allowed: bool[cells]."""
         level = None
         for i in np.flatnonzero(allowed).tolist():
             flat_start = self.curves[i].flat_start
@@ -246,10 +256,12 @@ class CurveEnsemble:
         return level
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
-        """The index of the cell to recommend, among the allowed ones (at least one), if each spends
-        C_spent, float[cells]. Its n is that of the highest expected reward (of equals the smaller).
-        Its B_p is the smallest at this n whose reward is at most `epsilon` lower; cells that were
-        measured at this C come before those whose reward is extrapolated."""
+        """The index of the cell to recommend, among the allowed ones, if each spends C_spent.
+
+        Its n is that of the highest expected reward (of equals the smaller). Its B_p is the
+        smallest at this n whose reward is at most `epsilon` lower; cells that were measured at this
+        C come before those whose reward is extrapolated. C_spent: float[cells] rollouts; allowed:
+        bool[cells], at least one."""
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
@@ -275,9 +287,10 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
 
 
 def _mean_clocks(fit: FitResult, curves: Sequence[FittedCurve]) -> Clock:
-    """How long C rollouts take in each cell: the mean, over its runs with a clock, of each term of
-    the clock, float[cells]; NaN for a cell without such a run."""
-    terms = fields(Clock)
+    """How long C rollouts take in each cell: a Clock whose terms are float[cells].
+
+    Each term is the mean over the cell's runs with a clock; NaN for a cell without such a run."""
+    terms = fields(Clock)  # in the order of astuple
     by_cell = []  # [cells, terms]
     for curve in curves:
         clocks = [
@@ -297,7 +310,8 @@ def _counts_of_cell(fit: FitResult, B_p: int, n: int) -> UpdateCounts:
 
 
 def load_rollout_ensemble(fit: FitResult) -> CurveEnsemble:
-    """The same, of a fit whose C counts rollouts; InputError for another unit."""
+    """The curves and draws of a fit whose C counts rollouts, by cell; InputError for another
+    unit."""
     if fit.compute != "rollouts":
         raise InputError(
             found=f"a fit in {fit.compute}",

@@ -27,6 +27,7 @@ from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import NOTHING_TO_LEARN, FitResult
 from isojax.scaling.tracks import FloatArray
 
+# How n and B_p are chosen, by the mode of the fit.
 ALLOCATORS: Mapping[
     str, Callable[[FitResult, CurveEnsemble, AllocationRequest], ExplainedAllocation]
 ] = {
@@ -46,7 +47,7 @@ class _BudgetedRequest:
 @dataclass(frozen=True)
 class _Comparison:
     """The recommended cell against all that may be chosen. The fields are those of Recommendation
-    (core/nouns.py)."""
+    (recommendation.py)."""
 
     n_probability: dict[int, float] | None
     equal_n: tuple[int, ...]
@@ -63,20 +64,24 @@ def recommend(
     epsilon: float = EPSILON,
     with_details: bool = True,
 ) -> Recommendation:
-    """How to spend a budget of C rollouts, or of time: an allocation of at most C rollouts (B_p n M
-    where an update samples one batch), its expected reward, and the reasons in words.
+    """How to spend a budget of rollouts or of time: an allocation, its expected reward, and why.
 
-    budget: rollouts, such as 100_000, or a TimeBudget.
-    B_max: the largest B_p n that may be used.
-    fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
+    The allocation takes at most C rollouts: B_p n M where an update samples one batch of B_p n.
+
+    budget: rollouts, such as 100_000, or a TimeBudget, such as TimeBudget(seconds=3600).
+    B_max: the largest B_p n that may be used, such as 4096; None: no limit.
+    fix: at most one of {"M": v}, {"B": v}, {"B_p": v}, v a whole number; None: nothing is fixed.
     extrapolate: answer also beyond 4 times the largest measured C.
-    epsilon: a loss of reward that makes no difference.
-    with_details: also predict all measured cells, halting marks and the next run, which takes
-    longer than the rest.
+    epsilon: a loss of reward that makes no difference, in [0, 1).
+    with_details: also predict all measured cells, halting marks, the next run and a run whose n
+    grows, which takes longer than the rest.
 
-    InputError where the fit's C is not in rollouts, the budget is too far beyond the measured C, or
-    the limits leave no allocation."""
+    InputError where the fit's C is not in rollouts, the budget is too far beyond the measured C,
+    the limits leave no allocation, or an argument is out of range."""
+    # The fitted curves of all measured (B_p, n), the cells, and the curves' replicates. `cell`
+    # below is an index of ensemble.curves.
     ensemble = load_rollout_ensemble(fit)
+    # The C of 0 stands in until _with_budget sets it.
     request = AllocationRequest(
         C=0.0, B_max=B_max, fix=dict(fix or {}), epsilon=epsilon, extrapolate=extrapolate
     )
@@ -89,6 +94,7 @@ def recommend(
     explained = allocate(fit, ensemble, request)
     allocation = explained.allocation
     reasons += explained.reasons
+    # Its curve stands for the allocation, which need not have been measured itself.
     cell = ensemble.nearest_cell(allocation.B_p, allocation.n)
     if request.time is not None:
         # Until here C was that of the fastest cell; the chosen one may get fewer rollouts in the
@@ -101,6 +107,8 @@ def recommend(
     reasons += _explain_outcome(ensemble, request, allocation, cell, forecast.reward)
     reasons += _explain_no_effect(fit, comparison, allocation.n)
 
+    # Halting marks, the next run and a growing n are read off curves that rise: there are none
+    # where no run learnt anything, nor at a tie, that is, while no cell has begun to rise.
     tie = _describe_tie(ensemble, request)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     with_advice = with_details and not (fit.nothing_learnt or tie)
@@ -111,6 +119,7 @@ def recommend(
         next_run = advice.choose_next_run(ensemble, request, cell, comparison.regret)
         growing = _plan_growing_run(ensemble, request, allocation, cell)
 
+    # How long a (B_p, n) takes is known only where it was measured.
     is_measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
     hours = ensemble.predict_hours(cell, allocation.C) if is_measured else RunHours(None, None)
     return Recommendation(
@@ -120,6 +129,7 @@ def recommend(
         extrapolated=ensemble.is_beyond_data(cell, allocation.C),
         reasons=tuple(reasons),
         risks=risks,
+        # All of the fit's warnings; `further_warnings` has those of them that no risk states.
         warnings=tuple(flag.text for flag in fit.flags if flag.severity != "info"),
         further_warnings=further_warnings,
         measured_cells=_measured_cells(ensemble, request) if with_details else (),
@@ -148,9 +158,11 @@ def recommend(
 def _predict_measurement(
     ensemble: CurveEnsemble, cell: int, C: float, expected: Interval | None
 ) -> Interval | None:
-    """The interval of the reward that one new run of a cell will measure. It is that on the sweep's
-    own problems, widened where necessary to contain `expected`, the interval of the expected reward
-    over all problems of the kind."""
+    """The interval of the reward that one new run of a cell will measure; None without replicates.
+
+    It is that on the sweep's validation problems, widened where necessary to contain `expected`,
+    the interval of the expected reward over all problems of the kind. cell: an index of
+    ensemble.curves; C: rollouts."""
     new_run = ensemble.predict_new_run(cell, C).interval
     if new_run is None or expected is None:
         return new_run
@@ -160,15 +172,17 @@ def _predict_measurement(
 def _plan_growing_run(
     ensemble: CurveEnsemble, request: AllocationRequest, allocation: Allocation, cell: int
 ) -> GrowingRun | None:
-    """A run whose n grows, as an alternative to the allocation. None where it gains nothing, where
-    the user fixed something or gave a time, where n has no effect, and where the curves cannot
-    predict such a run."""
+    """A run whose n grows along C, as an alternative to the recommended allocation of fixed n.
+
+    None where it gains nothing, where the allocation is not that of a measured cell, where the user
+    fixed something or gave a time, where n has no effect, and where the curves cannot predict such
+    a run. cell: index, in ensemble.curves, of the measured cell nearest to the allocation."""
     is_measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
     no_effect = ensemble.fit.joint.n_star.no_effect
     if not is_measured or request.fix or request.time or no_effect:
         return None
     # The model of a growing run looks up where a curve has the run's reward. On a flat start that
-    # is at no particular C.
+    # is at no particular C. Nor can a cell be followed that had hardly scored (_is_guess).
     has_flat_start = any(curve.flat_start for curve in ensemble.curves)
     if has_flat_start or _is_guess(ensemble, cell, allocation.C):
         return None
@@ -195,8 +209,12 @@ def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
 def _with_budget(
     ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
 ) -> _BudgetedRequest:
-    """The request with its budget, checked: of rollouts or, converted by the runs' clocks, of time;
-    then C is that of the allowed cell for which the time is enough for the most rollouts."""
+    """The request with its budget set and checked, and sentences on what the budget means.
+
+    request: all but its C counts. A budget in rollouts is C itself. One in time is converted by the
+    clocks of the runs: C is then that of the allowed cell which samples most in this time.
+    InputError for a budget out of range or too far beyond the data, and for a fit of an unknown
+    mode."""
     mode = ensemble.fit.mode
     if mode not in ALLOCATORS:
         expected = " or ".join(ALLOCATORS)
@@ -216,7 +234,9 @@ def _with_time_budget(
     ensemble: CurveEnsemble, budget: TimeBudget, request: AllocationRequest
 ) -> _BudgetedRequest:
     """The request with C as the rollouts that the fastest allowed cell samples in this time.
-    InputError for a fit of mode "paper", whose law does not compare cells."""
+
+    InputError for a fit of mode "paper", whose law does not compare cells, and for one without
+    clocks (how long the runs took)."""
     budget.check()
     if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
         raise InputError(
@@ -226,7 +246,9 @@ def _with_time_budget(
         )
 
     # Which cells are allowed depends on the budget, and the budget's C on the allowed cells: first
-    # take the fastest of all cells, then that of those which are allowed with it.
+    # take the fastest of all cells, then that of those which are allowed with it. C is at least 1,
+    # since a request refuses 0; a time that is too short for every cell is refused later, when a
+    # cell is chosen.
     rollouts = ensemble.affordable_rollouts(budget)  # [cells], 0 for a cell without a clock
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
@@ -249,9 +271,13 @@ def _with_time_budget(
 def _compare_cells(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, cell: int
 ) -> _Comparison:
-    """The recommended cell (index `cell`, with chosen_n rollouts per problem) against all allowed
-    cells: how likely each n is the best, which n are within epsilon of the best, and the regret,
-    the expected loss of reward against the best cell."""
+    """The recommended cell against all allowed cells: which n may be the best, and the regret.
+
+    The regret is the expected loss of reward against the best allowed cell. cell: index, in
+    ensemble.curves, of the measured cell nearest to the recommendation; chosen_n: the n of the
+    recommendation, which need not be measured. All fields but equal_n are None where no cell is
+    allowed; n_probability also without replicates, the regret also where no cell has risen."""
+    # float[cells] and bool[cells]: what each cell would spend, and whether it may be chosen.
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
         return _Comparison(
@@ -262,6 +288,7 @@ def _compare_cells(
     best_reward = expected_rewards[allowed].max()
     within_epsilon = allowed & (expected_rewards >= best_reward - request.epsilon)
     draws = ensemble.sampled_at_cell_budgets(C_spent)  # [replicates, cells]
+    # Negative where `cell` is not allowed itself and is above all that are: no loss.
     regret_draws = (draws[:, allowed].max(1) - draws[:, cell]).clip(0)
 
     if ensemble.replicates:
@@ -286,8 +313,11 @@ def _compare_cells(
 def _n_probability(
     ensemble: CurveEnsemble, draws: FloatArray, allowed: BoolArray
 ) -> dict[int, float]:
-    """The probability that each n is the best, by n: the share of draws, float[replicates, cells],
-    in which the best allowed cell has it. Where several n are equal in a draw, they share it."""
+    """The probability of each n to be the best, such as {8: 0.7, 16: 0.3}; they add up to 1.
+
+    It is the share of the draws, float[replicates, cells] of rewards, in which the best allowed
+    cell has this n. Where several n are equal in a draw, they share it. allowed: bool[cells], at
+    least one."""
     all_n = np.unique(ensemble.n[allowed])
     is_best = ensemble.samples.is_best(draws, allowed, axis=1)
     n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
@@ -296,9 +326,10 @@ def _n_probability(
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[str, ...]:
-    """Sentences on a budget outside the range of C that was measured; () inside. InputError where
-    it exceeds the largest by more than MAX_EXTRAPOLATION times, unless the request asks for an
-    extrapolation."""
+    """Sentences on a budget outside the range of C that was measured; () inside.
+
+    InputError where it is more than MAX_EXTRAPOLATION times the largest measured C, unless the
+    request asks for an extrapolation."""
     C = request.C
     times_measured = C / ensemble.C_measured_max
     reasons = []
@@ -320,9 +351,11 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) ->
 def _refuse_extrapolation(
     ensemble: CurveEnsemble, request: AllocationRequest, statement: str
 ) -> None:
-    """InputError for a budget too far beyond the measured ones. Its message has the risks, and the
-    cheapest further sweep that would support an answer; where no run learnt anything, no sweep
-    would. statement: how far beyond, as the message begins."""
+    """Always raises InputError: the budget is too far beyond the measured ones.
+
+    The message has the risks, and the cheapest further sweep that would support an answer; where no
+    run learnt anything, no sweep would. statement: how far beyond, as the message begins, such as
+    "C = 1e+06 is 8 times the largest measured C = 125000"."""
     nothing_learnt = ensemble.fit.nothing_learnt
     if nothing_learnt:
         raise InputError(
@@ -363,9 +396,11 @@ def _explain_outcome(
     cell: int,
     reward: float,
 ) -> list[str]:
-    """Sentences on where the expected reward comes from (another cell's curve, a peak, an
-    extrapolation), and on whether not to train would be better. cell: index of the measured cell
-    that is nearest to the allocation; reward: the one expected of the allocation."""
+    """Sentences on where the expected reward comes from, and whether not to train is better.
+
+    It may come from another cell's curve, from a peak, or from an extrapolation. cell: index, in
+    ensemble.curves, of the measured cell that is nearest to the allocation; reward: the one
+    expected of the allocation. [] where there is nothing to add."""
     fit = ensemble.fit
     curve = ensemble.curves[cell]
     name = f"{curve.B_p}x{curve.n}"
@@ -399,6 +434,7 @@ def _explain_outcome(
         reasons.append(
             f"that is {loss}: these runs made it worse, and no training is the better choice"
         )
+    # Where nothing was learnt, the first flag states so (checks/fit_flags.py).
     if fit.nothing_learnt and fit.flags[0].code == NOTHING_TO_LEARN:
         reasons.append("the smallest run is as good: the reward is this from the start")
     return reasons
@@ -435,8 +471,10 @@ def _is_guess(ensemble: CurveEnsemble, cell: int, C: float) -> bool:
 def _measured_cells(
     ensemble: CurveEnsemble, request: AllocationRequest
 ) -> tuple[MeasuredCell, ...]:
-    """The forecast of each measured cell within the request's limits, if it spent the budget; the
-    highest reward first. Unstable cells are listed too, and marked."""
+    """The forecast of each measured cell within the request's limits, if it spent the budget.
+
+    The highest reward comes first, of equal ones the smallest n, then B_p. Unstable cells are
+    listed too, and marked."""
     C_spent, affordable = ensemble.affordable_cells(request)
     measured_cells = []
     for i in np.flatnonzero(affordable).tolist():
