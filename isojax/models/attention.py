@@ -46,8 +46,13 @@ def self_attention(
     prefix: PrefixKV | None = None,
     window: int | None = None,
 ) -> RowQueries:
-    """Causal attention within each row, and over the live part of its prefix, which the row
-    continues. `window`: a token sees itself and window - 1 positions before it; None: all."""
+    """Attend causally within each row, and over the live part of the prompt that the row continues.
+
+    `implementation`: "plain", "pallas", "cudnn" or "interpret", as above. `q` [b t N H], `k` and
+    `v` [b K t H], with K a divisor of N. `prefix`: each row's prompt, whose positions come before
+    the row's own; None: rows begin texts. `window`: a token sees itself and window - 1 positions
+    before it, those of the prompt included; None: all. Return: the mixed values [b t N H], in q's
+    precision."""
     if prefix is not None and not prefix.keys.shape[2]:
         prefix = None
     if implementation == "plain":
@@ -71,7 +76,9 @@ def self_attention(
 def _plain_self_attention(
     q: RowQueries, k: RowHeads, v: RowHeads, prefix: PrefixKV | None, window: int | None
 ) -> RowQueries:
-    """`self_attention` in array code, with a mask [b t c] for the row and one for its prefix."""
+    """Compute `self_attention` in array code, with masks [b t c] for the row and its prefix.
+
+    The arguments are those of `self_attention`. A mask is true where a query sees a key."""
     b, t = q.shape[:2]
     # Query i sees keys up to i, and of a window those after i - window.
     is_seen = jnp.tril(jnp.ones((t, t), bool))
@@ -90,8 +97,11 @@ def _plain_self_attention(
 def prefix_mask(
     lengths: Int[Array, " b"], queries: int, prefix_positions: int, window: int | None
 ) -> Bool[Array, "b _ p"]:
-    """Which positions of its prefix each of a row's queries sees, [b 1 p] without a window: the
-    live ones, of which the first query's position is the number."""
+    """Say which positions of its prompt each query of a row sees: bool[b t p], or [b 1 p].
+
+    `lengths`: tokens of each row's prompt, of at most p = `prefix_positions`. Query i of a row is
+    at position lengths + i of the text. Without a window all queries of a row see the same, so
+    their axis has size 1."""
     key_positions = jnp.arange(prefix_positions)
     is_live = (key_positions[None] < lengths[:, None])[:, None]
     if window is None:
@@ -104,13 +114,18 @@ def prefix_mask(
 def sequence_sharded_attention(
     positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads, window: int | None = None
 ) -> RowQueries:
-    """Causal attention of a device's queries, at these positions, to the keys of all devices over
-    `sequence`."""
+    """Attend causally from a device's queries to the keys of all devices over `sequence`.
+
+    For use inside a shard_map over `sequence`, where each device has t of the sequence's positions.
+    `positions`: where these t tokens are in the whole sequence. `q` [b t N H], `k` and `v` [b K t
+    H]; gathered, keys lie in the order of their positions, because devices have contiguous parts in
+    order. `window`: as in `self_attention`."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> Array:
         # PROMPT_AXIS is the mesh's `sequence`. The keys are gathered along their positions.
         keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
 
+        # [1 1 c], for all c gathered keys; queries are [b t 1], so the mask is [b t c].
         key_positions = jnp.arange(keys.shape[2])[None, None]
         query_positions = positions[..., None]
         is_seen = key_positions <= query_positions
@@ -124,7 +139,11 @@ def sequence_sharded_attention(
 
 
 def attend(q: RowQueries, segments: list[RowSegment]) -> RowQueries:
-    """Softmax attention in float32 over the keys of all segments together."""
+    """Mix values by a softmax in float32 over the keys of all segments together.
+
+    `q` [b t N H]. `segments`: at least one, all with K heads of keys, where K divides N: query
+    heads k G ... k G + G - 1 read key head k. Their numbers of keys c may differ. A query must see
+    at least one key, else all of its keys weigh the same. Return: [b t N H] in q's precision."""
     b, t, heads, head_dim = q.shape
     K = segments[0].keys.shape[1]
     G = heads // K
@@ -135,6 +154,7 @@ def attend(q: RowQueries, segments: list[RowSegment]) -> RowQueries:
     by_key_head = scaled.reshape(b, t, K, G, head_dim).transpose(0, 2, 3, 1, 4)
     q = by_key_head.reshape(b, K, G * t, head_dim)
 
+    # one array [b K Gt c] for each segment
     scores = []
     for segment in segments:
         products = query_key_products(q, segment.keys).reshape(b, K, G, t, -1)
@@ -216,12 +236,14 @@ _float32_weighted_values.defvjp(_weighted_values_forward, _weighted_values_backw
 def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[Any, ...], outputs: Any
 ) -> Callable[..., Any]:
-    """`function` in a shard_map over the axes still automatic, because XLA cannot split a kernel;
-    elsewhere itself.
+    """Wrap `function` in a shard_map over the mesh axes that are still automatic, split by heads.
 
-    inputs, outputs: in the place of each array, or of a tuple of arrays that are alike in this,
-    the dimension that counts heads, or None: (1, None, (2, 2)). Each device attends with its own
-    heads, or with all where the axis does not divide them."""
+    XLA cannot split a kernel by itself. Where no axis is automatic, `function` comes back as it is.
+
+    `inputs`, `outputs`: in the place of each array, or of a tuple of arrays that are alike in this,
+    the dimension that counts heads, or None where there is none: (1, None, (2, 2)). Their order is
+    that of the function's arguments and results. `kv_heads`: K, the number that an axis must divide
+    for it to split heads; where it does not, each device attends with all heads."""
     mesh = jax.sharding.get_abstract_mesh()
     auto_axes = {
         name
@@ -238,6 +260,8 @@ def shard_over_heads(
         if name in auto_axes and (name in splits_heads or mesh.shape[name] == 1):
             head_axes.append(name)
 
+    # Both have `head_axes` from outside: `spec` makes one PartitionSpec, `specs` those of a tree of
+    # dimensions, in which None is a leaf and not an empty tree.
     def spec(dimension: int | None) -> PartitionSpec:
         if dimension is None:
             return PartitionSpec()

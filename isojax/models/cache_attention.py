@@ -121,14 +121,21 @@ def decode_attention(
     at: SlotPositions,
     live: tuple[Array, ...],
 ) -> tuple[SlotQueries, KVArrays]:
-    """Writes each slot's new key and value into `layer`, and attends to positions 0 .. at.last[r].
-    `layer`: None where `cache` has one layer alone, without their axis. `live`: `live_blocks` of
-    `at.last`."""
+    """Write each slot's new key and value into the cache, and attend to positions 0 .. at.last[r].
+
+    `implementation`: "plain", "pallas", "triton" or "interpret" (attention.py). `q` [R N H], `k`
+    and `v` [R K H]: of one new token per slot. `cache`: keys and values, and scales if they are
+    int8, in the order of axes that `position_axes` says; [L R K ...], or [R K ...] of one layer
+    alone. `layer`: the index in L, an int32 scalar; None where `cache` has one layer alone.
+    `at.last` is at least `at.write`, or the token would not see itself. `live`: what `live_blocks`
+    made of the same `at.last`. Return: the mixed values [R N H], and the whole cache with the new
+    token in it."""
     if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import flash_decode
 
         interpret = implementation == "interpret"
 
+        # The order of these arguments is that of `inputs` below; the kernel always has a layer.
         def kernel(
             q: Array,
             k: Array,
@@ -159,6 +166,7 @@ def decode_attention(
         sharded = shard_over_heads(triton_decode, k.shape[1], inputs=(1, 1, 1, None), outputs=1)
         return sharded(q, keys, values, at.last), cache
 
+    # values are [R K C H] here, in any implementation that comes so far
     mask = jnp.arange(values.shape[2])[None] <= at.last[:, None]
     if scales:
         key_scale, value_scale = scales
@@ -173,9 +181,14 @@ def write_token(
     layer: Array | None,
     positions: SlotInts,
 ) -> KVArrays:
-    """The cache with each slot's new key and value at its position (of `layer`, as in
-    `decode_attention`)."""
+    """Put each slot's new key and value at its position into the cache.
+
+    `cache`, `layer`: as in `decode_attention`. `new_kv`: keys and values [R K H], and of an int8
+    cache their scales [R K], in the cache's precision. `axes`: of `position_axes`, for each array
+    the axis of positions, from the end. `positions`: one for each slot, an entry of the cache."""
     written = []
+    # `axes` has four entries always, for keys, values and two scales; a cache without scales has
+    # two arrays, so strict=False
     for array, new, position_axis in zip(cache, new_kv, axes, strict=False):
         # [layer, slot, all heads, ...] with the slot's position on its axis, which counts from
         # the last one
@@ -195,8 +208,11 @@ def _attend_int8(
     value_scale: Float[Array, "R K C"],
     mask: Bool[Array, "R 1 C"],
 ) -> SlotQueries:
-    """Attention over one layer's int8 cache: a scale belongs to a position, so it multiplies scores
-    and weights."""
+    """Attend over one layer's int8 cache; a position's scale multiplies its scores and its weights.
+
+    `q` [R N H] in the precision of products. The true key of position c is keys[..., c] *
+    key_scale[..., c], and its value likewise. `mask`: true where a slot sees a position; its axis
+    of size 1 stands for the heads."""
     R, N, H = q.shape
     K = keys.shape[1]
     q = (q * H**-0.5).reshape(R, K, -1, H)
@@ -213,7 +229,11 @@ def _attend_int8(
 
 
 def attend_slots(q: SlotQueries, segments: list[SlotSegment]) -> SlotQueries:
-    """Softmax attention in float32 over the keys of all segments together."""
+    """Mix values by a softmax in float32 over the keys of all segments together, for R slots.
+
+    `q` [R N H]. `segments`: at least one, with keys [Z K H c], values [Z K c H] and mask [R c],
+    where Z divides R and K divides N. Slots z W ... z W + W - 1, of W = R / Z, read row z of a
+    segment; segments may differ in Z and c. Return: [R N H] in q's precision."""
     R, N, H = q.shape
     K = segments[0].keys.shape[1]
     G = N // K
@@ -223,7 +243,7 @@ def attend_slots(q: SlotQueries, segments: list[SlotSegment]) -> SlotQueries:
     # what the same slots have of other segments.
     scores = []
     for segment in segments:
-        groups = len(segment.keys)
+        groups = len(segment.keys)  # Z
         mask = jnp.broadcast_to(segment.mask[:, None, None], (R, 1, G, segment.mask.shape[-1]))
         products = small_head_products(_fold_slots(q, groups), segment.keys)
         scores.append(jnp.where(_fold_slots(mask, groups), products, MASKED_SCORE))
@@ -231,6 +251,7 @@ def attend_slots(q: SlotQueries, segments: list[SlotSegment]) -> SlotQueries:
     max_scores = [_unfold_slots(s.max(-1, keepdims=True), R) for s in scores]
     max_score = functools.reduce(jnp.maximum, max_scores)
 
+    # of each segment, unfolded: [R K G H] and [R K G 1]
     weighted_sums, normalizers = [], []
     for s, segment in zip(scores, segments, strict=True):
         values = segment.values

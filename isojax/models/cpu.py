@@ -47,10 +47,12 @@ def small_head_products(
 def sum_over_queries(
     x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]
 ) -> Float[Array, "b K c H"]:
-    """The gradient of keys or values: a sum over queries.
+    """Compute the gradient of keys or values, a sum over queries: x transposed, times y.
 
-    XLA:CPU does many small products together where queries are last, which a barrier enforces; with
-    many positions the transpose takes as long as it saves."""
+    `x`: weights of keys, or gradients of scores; `y`: gradients of outputs, or queries; q counts
+    the queries of all heads of a key. XLA:CPU does many small products together where queries are
+    the last axis, which a barrier enforces; with more than MAX_TRANSPOSED_POSITIONS keys, the
+    transpose takes as long as it saves."""
 
     def plain(x: Array, y: Array) -> Array:
         return jnp.einsum("bkqc,bkqh->bkch", x, y)
@@ -60,6 +62,7 @@ def sum_over_queries(
 
     if x.shape[-1] > MAX_TRANSPOSED_POSITIONS:
         return plain(x, y)
+    # decided when the program is compiled for a platform, not while it is traced
     return lax.platform_dependent(x, y, cpu=transposed, default=plain)
 
 
@@ -69,12 +72,14 @@ def sum_in_blocks(
     down: Float[Array, "F D"],
     first_tokens: slice,
 ) -> Float[Array, "b t D"]:
-    """`mlp_out` = gated @ down, with sequences' first tokens summed in blocks of at most
-    MAX_SUMMED_INPUTS inputs.
+    """Correct `mlp_out` = gated @ down at sequences' first tokens, by sums over blocks of inputs.
 
-    In some models (SmolLM2) large activations cancel at a first token, and one sum would be most of
-    float32's error. The gradient is that of `mlp_out`, which stays as it is where devices share
-    weights or positions."""
+    In some models (SmolLM2) large activations cancel at a first token, and one sum over all inputs
+    would be most of float32's error; a block has at most MAX_SUMMED_INPUTS. `gated`: the inputs of
+    the product; `down`: its matrix. `first_tokens`: the tokens on axis 1 that begin sequences, such
+    as slice(1), or slice(0, g P, P) where g prompts lie in one row. The gradient is that of
+    `mlp_out`, which comes back as it is where inputs are few, in other precisions, and where
+    devices share weights or positions."""
     inputs, outputs = down.shape
     is_split = weights_are_split(jax.sharding.get_abstract_mesh())
     if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or is_split:
@@ -89,5 +94,6 @@ def sum_in_blocks(
     w = down.reshape(blocks, -1, outputs)
     x = x.reshape(*x.shape[:2], blocks, -1)
     blocked_sum = jnp.einsum("btki,kio->btko", x, w).sum(2)
+    # Only the rounding differs, so no gradient goes through the difference.
     correction = lax.stop_gradient(blocked_sum - mlp_out[:, first_tokens])
     return mlp_out.at[:, first_tokens].add(correction)

@@ -112,8 +112,12 @@ class ScanState(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How R slots decode. Precision, and the attention of stacked layers and one cache, are the
-    decoder's options."""
+    """How the sampler's R slots decode: the layout of its weights and its cache, and its steps.
+
+    A slot is a row that holds one rollout at a time. Precision, and the attention of stacked layers
+    with one cache, are `decoder.options`. Of the methods' arguments, `params` are the policy's
+    parameters as models/transformer.py lists them, and `weights` those that `prepare_weights` has
+    made of them. slots_per_prefix divides slots."""
 
     decoder: Decoder
     slots: int  # R
@@ -233,8 +237,12 @@ class Decoding:
         return self.lay_out(self.cast_weights(params))
 
     def lay_out(self, cast_weights: Params) -> Params:
-        """The weights of `cast_weights` as `step` reads them, with rotary tables under "cos_sin":
-        unrolled layers are a list, stacked ones matrices."""
+        """Lay out the weights of `cast_weights` as `step` reads them, and add the rotary tables.
+
+        Return: the same names, where a stack of layers ("blocks", ...) is a list of {name: weight},
+        one for each layer, if layers are unrolled, else {name: [L ...]} with Linears' weights as
+        matrices [L i o]. "cos_sin" is a list of (cosines, sines), each f32[P+T H/2], in the order
+        of `sampled.ropes`."""
         cos_sin = list(self.sampled.rotations(jnp.arange(self._positions)).values())
         weights = {**cast_weights, "cos_sin": cos_sin}
 
@@ -246,6 +254,7 @@ class Decoding:
                 weights[stack.name] = to_stacked_matrices(stacked, stack.described.specs)
 
         unembedding = self.decoder.architecture.unembedding
+        # A tied table is [V D], which is output-major as it is.
         if self.transpose_weights and unembedding.axes[0] != VOCAB:
             weights[unembedding.name] = weights[unembedding.name].T
         return weights
@@ -265,7 +274,10 @@ class Decoding:
         return cpu.small_batch_matmul(hidden, output_major, dtype=jnp.float32)
 
     def _to_cache_layers(self, kv_by_stack: Sequence[KV]) -> Any:
-        """Keys and values of each stack [L b K c H] as the cache has them."""
+        """Bring keys and values [L b K c H] of each stack into the cache's precision and order.
+
+        `kv_by_stack`: in the order of `sampled.stacks`. Return: of unrolled layers a list with the
+        `LayerKV` of each layer of the model, in the model's order; else as `_join_stacks` says."""
         cache_dtype = self.decoder.options.cache_dtype
         stacked = {}
         for stack, (keys, values) in zip(self.sampled.stacks, kv_by_stack, strict=True):
@@ -290,11 +302,17 @@ class Decoding:
         return dict(zip(names, stacks, strict=True))
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
+        """Make keys and values of zeros for so many rows, in the layout of `KVCache`.
+
+        `rows`: slots, or entries of a prefix table. `positions`: of a row; a layer that slides has
+        at most its window of them. `for_prefixes`: a prefix table, whose positions devices may
+        split, and need not be whole blocks of a kernel."""
         kv_by_stack = []
         for stack in self.sampled.stacks:
             heads = stack.attention
             size = heads.ring_size(positions)
             if not for_prefixes:
+                # a TPU's kernel wants whole blocks
                 size = cache_attention.cache_positions(self._attention, size)
 
             shape = (len(stack.layers), rows, heads.kv_heads, size, heads.head_dim)
@@ -330,7 +348,12 @@ class Decoding:
         lengths: Int[Array, " g"],
         routers: RouterPass | None = RECORDING,
     ) -> Prefilled:
-        """`prefill`, and the experts of each token in the layers that have some."""
+        """Run g prompts through the layers: their keys and values, last states and tokens' experts.
+
+        `params`: the policy's, or those of `prepare_weights`, which are known by "cos_sin".
+        `prompts`: token ids, padded on the right to P. `lengths`: at least 1. `routers`: how
+        experts are recorded; None: they are not, and `experts` of what comes back is None. With
+        RECORDING the model must have layers with experts."""
         weights = {name: w for name, w in params.items() if name != "cos_sin"}
         is_prepared = "cos_sin" in params
         if self.quantises_weights and not is_prepared:
@@ -347,6 +370,7 @@ class Decoding:
                 if of_tokens is not None:
                     of_tokens = of_tokens.reshape(len(of_tokens), *prompts.shape, -1)
                 by_stack.append(of_tokens)
+            # [g P l k], over the l layers with experts
             experts = join_choices(self.sampled.stacks, by_stack)
 
         # A sliding layer continues from its last positions alone, where its ring is shorter than a
@@ -373,12 +397,20 @@ class Decoding:
         table_entry: Int[Array, " Z"],
         admit_mask: Bool[Array, " Z"],
     ) -> KVCache:
-        """The cache, the table's entries copied into the groups of `admit_mask`, one by one: most
-        calls admit few. `table_entry`: the entry that each group begins with."""
+        """Copy entries of the prefix table into the cache, for the groups that `admit_mask` admits.
+
+        `prefix_table`: of `empty_prefix_table`, filled by `store_entries`. `table_entry`: for each
+        of the Z groups its entry, read only where the mask is true. Groups are copied one by one,
+        because most calls admit few. Where prefixes are not separate, a group is one slot, Z = R,
+        and the entry becomes the first P positions of the slot's own cache; those behind it keep
+        what the last rollout left, which `step` overwrites before it reads."""
         row_axis = self.row_axis
+        # Z numbers: behind the admitted groups comes filler, which the loop does not reach.
         groups = jnp.nonzero(admit_mask, size=len(admit_mask))[0]  # admitted ones first
 
         def admit_group(i: Array, layers: Any) -> Any:
+            # `to`: an array of the cache, rows on `row_axis`; `table`: the same array of the prefix
+            # table. Both have their other axes in the same order, so that tree.map pairs them.
             def copy_entry(to: Array, table: Array) -> Array:
                 # An entry has the prompt's positions, which are the first of a slot's.
                 entry = lax.dynamic_slice_in_dim(table, table_entry[groups[i]], 1, row_axis)
@@ -410,13 +442,20 @@ class Decoding:
         t: SlotInts,
         routers: RouterPass | None = RECORDING,
     ) -> DecodedToken:
-        """`step`, and the experts of each slot's token in the layers that have some."""
+        """Decode one token per slot, as `step`, and say which experts each token chose.
+
+        `weights`: of `prepare_weights`. `cache`: of `empty_cache`, with prompts admitted. `tokens`:
+        ids. `t`: their numbers in the responses, from 0. `positions`: prompt length + t. `routers`:
+        how experts are recorded; None: they are not. With RECORDING the model must have layers with
+        experts."""
         # Of the tokens' positions, with an axis of one token: [R 1 H/2].
         rotations = {}
         for rope, table in zip(self.sampled.ropes, weights["cos_sin"], strict=True):
             rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)
         at = TokenPositions(positions, t)
 
+        # One layer of `stack` on x [R 1 D]; `rotations`, `at` and `routers` are from outside. The
+        # cache that comes back has the token in it.
         def run_layer(
             stack: Stack, x: Array, layer_weights: Params, layer_cache: LayerCache
         ) -> LayersOutput:
@@ -456,7 +495,12 @@ class Decoding:
         cache: KVCache,
         run_layer: Callable[..., LayersOutput],
     ) -> LayersOutput:
-        """One layer after the other, each with arrays of its own."""
+        """Run the layers one after the other, each with its own arrays of weights and of cache.
+
+        `weights`: stack name -> list of layers' weights. `cache.slot_kv`, and `cache.prefix_kv`
+        where prefixes are separate: one `LayerKV` for each layer, in the model's order.
+        `run_layer(stack, x, layer_weights, layer_cache)`: a layer's `LayersOutput`. Return: x after
+        the last layer, slot_kv in the model's order, and what routers show by stack, [L ...]."""
         slot_kv = []
         routed: dict[str, list[Any]] = {stack.name: [] for stack in self.sampled.stacks}
         for number, (stack, i) in enumerate(self.sampled.layers):
@@ -469,6 +513,7 @@ class Decoding:
 
         by_stack = []
         for of_layers in routed.values():
+            # of dense layers or without a RouterPass all are None, and so is the result
             by_stack.append(jax.tree.map(lambda *layers: jnp.stack(layers), *of_layers))
         return LayersOutput(x, slot_kv, by_stack)
 
@@ -480,8 +525,12 @@ class Decoding:
         at: TokenPositions,
         run_layer: Callable[..., LayersOutput],
     ) -> LayersOutput:
-        """One scan for each segment, over its repeats. The slots' cache is carried, with an index:
-        as an input and output of the scan it would be copied."""
+        """Scan each segment, a period of layers, over its repeats.
+
+        The slots' cache is carried through the scan, with an index: as an input and output of the
+        scan it would be copied. `weights`: stack name -> {name: [L ...]}. `cache`: as
+        `_join_stacks` says. `run_layer`: as in `_step_unrolled`. In what comes back, `slot_kv` and
+        `routed` are in the order of the stacks, which is that of the segments."""
         stacks = self.sampled.stacks
         slot_kv = self._split_stacks(cache.slot_kv)
         prefix_kv: dict[str, LayerKV] = dict.fromkeys(slot_kv, ())
@@ -513,13 +562,19 @@ class Decoding:
             def run_repeat(
                 so_far: ScanState, layers: list[Params], segment: Segment = segment
             ) -> tuple[ScanState, list[Any]]:
-                """One layer of each of the segment's stacks."""
+                """Run one layer of each of the segment's stacks, in their order.
+
+                From outside: prefix_kv, live and stacked_experts by stack name, and run_layer.
+                `layers`: of each stack the scanned weights of this repeat. All stacks of a segment
+                have one layer in each repeat, so one index serves all."""
                 x = so_far.x
                 i = so_far.layer
                 new_kv, routed_by_stack = [], []
                 for stack, layer, kv in zip(segment.stacks, layers, so_far.slot_kv, strict=True):
                     name = stack.name
                     layer_cache = LayerCache(kv, prefix_kv[name], i, live[name])
+                    # `bind` takes the names that the described layer has; LAYER_OF_EXPERTS is one
+                    # of them only where experts stay stacked.
                     layer_weights = layer | stacked_experts[name] | {LAYER_OF_EXPERTS: i}
                     out = run_layer(stack, x, layer_weights, layer_cache)
                     x = out.x
@@ -546,7 +601,11 @@ class Decoding:
         cache: LayerCache,
         at: TokenPositions,
     ) -> tuple[SlotQueries, LayerKV]:
-        """A layer's attention, and its updated slot cache."""
+        """Attend in one layer from each slot's token, whose key and value go into the cache.
+
+        `q` [R N H], `k` and `v` [R K H]. `cache`: the layer's; its `layer` is None where the arrays
+        are the layer's own, else the index in its stack. `at`: where the tokens are. Return: the
+        mixed values [R N H] and `cache.slot_kv` with the token in it."""
         layer = cache.layer
         if not self.separate_prefix:
             in_cache = positions_in_cache(at.positions, self._positions, stack)
@@ -554,7 +613,7 @@ class Decoding:
                 self._attention, q, k, v, cache.slot_kv, layer, in_cache, cache.live
             )
 
-        # The slots' own cache has their responses alone.
+        # The slots' own cache has their responses alone, so a token is at its number t there.
         in_cache = positions_in_cache(at.t, self.response_length, stack)
         new_kv = cache_attention.to_cache_dtype(k, v, cache.slot_kv[0].dtype)
         slot_kv = cache_attention.write_token(
@@ -564,6 +623,8 @@ class Decoding:
         def select_layer(kv: LayerKV) -> LayerKV:
             return kv if layer is None else tuple(c[layer] for c in kv)
 
+        # Two arrays: an int8 cache, which has scales too, is refused with separate prefixes
+        # (sampling/engine.py, launch/planner.py).
         keys, values = select_layer(slot_kv)
         mask = jnp.arange(values.shape[2])[None] <= in_cache.last[:, None]
         prefix_keys, prefix_values = select_layer(cache.prefix_kv)

@@ -22,7 +22,12 @@ class DescribedLayers:
 
 
 def describe_layers(architecture: Architecture, config: ModelConfig) -> DescribedLayers:
-    """All layers of a model."""
+    """Describe all layers of a model as segments: periods of layers, each with its repeats.
+
+    The i-th layer of a period and those at the same place of its repeats are one stack. Stacks are
+    named "blocks", "blocks_1", ... in the order of the model's first layers, by which parameters
+    and checkpoints know them. InputError where `probe_attention` or LoRA's targets refuse a layer.
+    """
     segments: list[Segment] = []
     targets: dict[str, None] = {}
     first_layer = num_stacks = 0
@@ -47,8 +52,12 @@ def describe_layers(architecture: Architecture, config: ModelConfig) -> Describe
 def _describe_stack(
     architecture: Architecture, config: ModelConfig, name: str, layers: range, kind: Kind
 ) -> tuple[Stack, list[str]]:
-    """A stack of layers of one kind, and the targets of LoRA in them."""
+    """Describe a stack of layers of one kind, and say which of LoRA's targets its layers have.
+
+    `name`: "blocks", "blocks_1", ... `layers`: the numbers of its layers in the model. `kind`: as
+    `architecture.block` takes it."""
     block = architecture.block(kind)
+    # the same where there are no adapters
     base = adapted = LayerDescription(block)
     specs = list(specs_of(block))
     targets: list[str] = []

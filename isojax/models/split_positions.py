@@ -19,11 +19,17 @@ def map_over_positions(
     tokens: Int[Array, "b t"],
     *inputs: Array,
 ) -> Any:
-    """function(params, tokens, token_positions, *inputs), of each device over `sequence` with its
-    part of the tokens, which are padded so that devices share them evenly."""
+    """Run `function` on each device over `sequence`, with its part of the sequences' tokens.
+
+    It is called as function(params, tokens, token_positions, *inputs), with tokens and their
+    positions [b t'], where t' is t, padded so that devices share it evenly, over the number of
+    devices. `inputs`: more arrays, of which each device gets the whole. `out_specs`: PartitionSpecs
+    of what it returns, as shard_map takes them. Padding repeats a sequence's last token, at
+    positions from t on."""
     mesh = jax.sharding.get_abstract_mesh()
     positions = jnp.arange(padded_positions(tokens.shape[1], mesh))
 
+    # `positions`: this device's part of 0 .. t padded; the other arguments are whole.
     def of_device(positions: Array, params: Any, tokens: Array, *inputs: Array) -> Any:
         # Every device has whole sequences: splitting them would move more than they are.
         device_tokens = jnp.take(tokens, positions, axis=1, mode="clip")

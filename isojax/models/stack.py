@@ -54,11 +54,13 @@ class Segment:
 
 
 def plan(kinds: Sequence[Kind]) -> list[tuple[Sequence[Kind], int]]:
-    """The layers as periods and their repeats: at each layer the period whose repeats save most,
-    and of these the shortest. 26 layers, five sliding ones to a full one:
-    (S S S S S F) x 4, (S) x 2.
+    """Split the layers into periods of kinds that repeat: (period, repeats) pairs, in order.
 
-    A run's checkpoints have the stacks that follow from it, so that it must not change."""
+    At each layer it takes the period whose repeats save most descriptions, and of these the
+    shortest. `kinds`: what layers of one kind share, such as "sliding", for each layer of the
+    model. For example 26 layers, five sliding ones to a full one: (S S S S S F) x 4, (S) x 2.
+
+    A run's checkpoints have the stacks that follow from it, so it must not change."""
     periods: list[tuple[Sequence[Kind], int]] = []
     first = 0
     while first < len(kinds):
@@ -76,7 +78,7 @@ def plan(kinds: Sequence[Kind]) -> list[tuple[Sequence[Kind], int]]:
 
 
 def count_repeats(kinds: Sequence[Kind], size: int) -> int:
-    """How often the first `size` of them come, one time after the other."""
+    """Count how often the first `size` kinds come one time after the other, at least 1."""
     repeats = 1
     while kinds[repeats * size : (repeats + 1) * size] == kinds[:size]:
         repeats += 1
@@ -100,10 +102,13 @@ def router_shape(described: LayerDescription) -> RouterShape | None:
 
 
 def probe_attention(described: LayerDescription, width: int) -> AttentionShape:
-    """What a layer asks of attention, found by tracing it on a token. InputError unless it attends
-    exactly once."""
+    """Find what a layer asks of attention, by tracing it on one token at position 0.
+
+    `width`: D of the hidden states. The layer's sizes are read off the queries and keys with which
+    it calls `attend`. InputError unless it calls it exactly once."""
     calls: list[AttentionShape] = []
 
+    # notes each call in `calls`; k has the heads on axis 1, q on axis 2
     def attend(
         q: Float[Array, "1 1 N H"],
         k: Float[Array, "1 K 1 H"],

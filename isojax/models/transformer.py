@@ -104,8 +104,11 @@ class Decoder:
     options = ComputeOptions()
 
     def __init__(self, config: ModelConfig, vocab: int | None = None):
-        """`vocab`: None is the config's. InputError where there is no family of the config's name,
-        or the config does not fit it."""
+        """Describe the policy of a config; no arrays are made.
+
+        `vocab`: how many tokens the embedding has; None: the config's. `base` is the same policy
+        without adapters, and the decoder itself where there are none. InputError where there is no
+        family of the config's name, or the config does not fit it."""
         check_model(config)
         vocab = config.vocab if vocab is None else vocab
         assert vocab is not None, "a model without a vocabulary of its own takes the task's"
@@ -262,13 +265,19 @@ class Decoder:
         first_tokens: slice | None = None,
         routers: RouterPass | None = None,
     ) -> LayersPass:
-        """Embedding and layers, of tokens at these positions.
+        """Run embedding and layers over tokens at these positions.
 
         `attention(q, k, v, window, layer_input)` mixes values: queries [b t N H], keys and values
-        [b K t H]. `layer_inputs`: of each stack something with a first axis of layers, of which
-        each layer's attention gets its own. `first_tokens`: as in `Block`."""
+        [b K t H] -> [b t N H]. `layer_inputs`: of each stack, in the decoder's order, something
+        with a first axis of layers, of which each layer's attention gets its own, such as a
+        prompt's keys and values; None: each gets None. `first_tokens`: the tokens on axis 1 that
+        begin sequences, such as slice(1), for `sum_in_blocks`; None: none is corrected. `routers`:
+        what is read of routers, and given to them."""
         rotations = self.rotations(positions)
 
+        # One layer on x [b t D], which `_run_scanned` differentiates and may compute again.
+        # `sampled`: the experts that a sampler chose in this layer, [b t k], or None. From outside:
+        # rotations, attention, first_tokens, routers.
         def run_layer(
             stack: Stack, x: Array, weights: Params, layer_input: Any, sampled: Array | None
         ) -> tuple[Array, LayerRecord]:
@@ -282,6 +291,7 @@ class Decoder:
             x, kv = output.result
             return x, LayerRecord(kv, output.routed)
 
+        # where a gradient follows, each device over `tensor` has a part of the tokens from here on
         x = sharding.split_tokens(self.embed(params, tokens), True)
         if isinstance(params[FIRST_STACK], list):
             assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
@@ -295,8 +305,9 @@ class Decoder:
         return self._run_scanned(params, x, run_layer, layer_inputs or nothing, sampled)
 
     def _run_unrolled(self, params: Params, x: Array, run_layer: Callable[..., Any]) -> LayersPass:
-        """Layers that a sampler holds one by one: `params` has a list of layers' weights for each
-        stack."""
+        """Run a sampler's unrolled layers: params[stack name] is a list of layers' weights.
+
+        `run_layer(stack, x, weights, layer_input, sampled)`: of `run_layers`."""
         records: dict[str, list[LayerRecord]] = {stack.name: [] for stack in self.stacks}
         for stack, i in self.layers:
             x, record = run_layer(stack, x, params[stack.name][i], None, None)
@@ -317,8 +328,11 @@ class Decoder:
         layer_inputs: Sequence[Any],
         sampled: Sequence[Any],
     ) -> LayersPass:
-        """One scan for each segment, over its repeats. `layer_inputs`, and the `sampled` choices of
-        experts: of each stack, with a first axis of layers; None where there are none."""
+        """Scan each segment, a period of layers, over its repeats.
+
+        `run_layer(stack, x, weights, layer_input, sampled)`: of `run_layers`. `layer_inputs`, and
+        the `sampled` choices of experts [L b t k]: one entry for each stack, in the decoder's
+        order, each with a first axis of layers; None where a stack has none."""
         stack_names = [stack.name for stack in self.stacks]
         input_of = dict(zip(stack_names, layer_inputs, strict=True))
         sampled_of = dict(zip(stack_names, sampled, strict=True))
@@ -333,6 +347,9 @@ class Decoder:
                 for stack in segment.stacks
             ]
 
+            # One layer of each of the segment's stacks. `scanned`: three lists, of weights, layer
+            # inputs and choices by stack, without their axis of layers. `run_period` is a default
+            # so that the loop's next pass does not replace it.
             def run_repeat(
                 x: Array, scanned: Any, run_period: Any = run_period
             ) -> tuple[Array, list[LayerRecord]]:
@@ -364,8 +381,11 @@ class Decoder:
         lengths: Int[Array, " b"],
         routers: RouterPass | None = None,
     ) -> PrefixCache:
-        """Prompts of these lengths as responses continue them. Right padding needs no mask:
-        attention is causal."""
+        """Run prompts through the layers, and keep what responses need to continue them.
+
+        `prompts`: token ids, padded on the right to P, which needs no mask because attention is
+        causal. `lengths`: tokens of each, at least 1. `routers`: what is read of routers; must be
+        None where devices split positions."""
         if sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             assert routers is None, (
                 "devices that share a prompt's positions do not collect its experts"
@@ -390,9 +410,14 @@ class Decoder:
     def _prefill_over_devices(
         self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]
     ) -> PrefixCache:
-        """Where a mesh splits positions over `sequence`: devices gather keys and values layer by
-        layer. Prompts are padded from P to C positions, so that devices share them evenly."""
+        """Compute `prefill` on a mesh that splits positions over `sequence`.
 
+        Devices gather keys and values layer by layer. Prompts are padded from P to C positions, so
+        that devices share them evenly; the keys and values that come back have C positions, split
+        over the devices."""
+
+        # `token_positions` [b t]: where this device's t tokens are in their prompts.
+        # `last_positions` [b]: of the last tokens, which only one device has.
         def prefill_shard(
             params: Params, tokens: Array, token_positions: Array, last_positions: Array
         ) -> PrefixCache:
@@ -422,7 +447,10 @@ class Decoder:
         first_tokens: slice | None = None,
         routers: RouterPass | None = None,
     ) -> PrefixCache:
-        """Prompts through the layers. `take_last`: from [b t D] to [b D] of the last tokens."""
+        """Run prompts through the layers, as `prefill` and a device's part of it have in common.
+
+        `causal_attention(q, k, v, window=...)`: of tokens at these positions. `take_last`: from the
+        states of all tokens [b t D] to those of the prompts' last tokens [b D]."""
 
         def attention(q: Array, k: Array, v: Array, window: int | None, _: None) -> Array:
             return causal_attention(q, k, v, window=window)
@@ -442,9 +470,12 @@ class Decoder:
         prefix: Sequence[KV] | None = None,
         prompt_index: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b t D"]:
-        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts
-        by stack, of which row i continues the `prompt_index[i]`-th; without one, tokens are whole
-        sequences, from position 0."""
+        """Compute hidden states of tokens from `start_position` on, after the final norm.
+
+        `tokens`: ids; row i has positions start_position[i], + 1, ... `prefix`: by stack, keys and
+        values [L g K P H] of g prompts, of which row i continues the `prompt_index[i]`-th;
+        start_position is then that prompt's length. None: tokens are whole sequences,
+        start_position is 0 and prompt_index None."""
         states = self.forward_with_routers(params, tokens, start_position, prefix, prompt_index)
         return states.hidden
 
@@ -457,13 +488,17 @@ class Decoder:
         prompt_index: Int[Array, " b"] | None = None,
         routers: RouterPass | None = None,
     ) -> TokenStates:
-        """`forward`, and what `routers` observes, by stack."""
+        """Compute `forward`, and what `routers` observes, by stack.
+
+        `routers` must be None where devices split the positions of whole sequences."""
         if prefix is None and sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             assert routers is None, (
                 "devices that share a sequence's positions do not collect its experts"
             )
             return TokenStates(self._forward_over_devices(params, tokens), routed=[])
 
+        # From outside: prompt_index, start_position. `prefix_kv`: the layer's keys and values of
+        # the prompts, [g K P H] each, maybe as anchors of gradients (`GradAnchor`).
         def attention(
             q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None
         ) -> Array:
@@ -519,8 +554,12 @@ class Decoder:
         prompt_index: Int[Array, " m"],
         routers: RouterPass | None = None,
     ) -> JointStates:
-        """`forward_prompts_and_responses`, and what `routers` observes by stack, of all prompts'
-        tokens [g P] and then all responses' [m t] in one row."""
+        """Compute `forward_prompts_and_responses`, and what `routers` observes, by stack.
+
+        `prompts`: ids padded on the right to P, of these `lengths`. `tokens`: ids of m responses,
+        row i of which continues prompt `prompt_index[i]`. What routers observe is of one row of r =
+        g P + m t tokens: those of prompt 0, prompt 1, ..., then those of response 0, response 1,
+        ..."""
         g, P = prompts.shape
         m, t = tokens.shape
         num_prompt_tokens = prompts.size
@@ -567,6 +606,7 @@ class Decoder:
             concatenate(prompts, tokens),
             positions,
             attention,
+            # in the one row, each prompt's first token; responses begin no sequence
             first_tokens=slice(0, num_prompt_tokens, P),
             routers=routers,
         )
@@ -595,8 +635,10 @@ def take_prompts(
 
 
 def check_model(config: ModelConfig) -> None:
-    """InputError where heads do not fit each other, or stretched positions contradict
-    themselves."""
+    """Raise InputError where heads do not fit each other, or stretched positions do not.
+
+    Heads must be a multiple of kv_heads, head_dim even, and of Llama 3's stretched positions
+    high_freq_factor above low_freq_factor."""
     if config.heads % config.kv_heads or config.head_dim % 2:
         sizes = f"heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}"
         raise InputError(
@@ -609,6 +651,7 @@ def check_model(config: ModelConfig) -> None:
         )
 
     scaling = config.rope_scaling
+    # equal ones would divide by 0 in `rope_frequencies`
     if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
         raise InputError(
             where="cell.model.rope_scaling",

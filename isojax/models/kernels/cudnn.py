@@ -19,8 +19,11 @@ def cudnn_attention(
     prefix: PrefixKV | None = None,
     window: int | None = None,
 ) -> Float[Array, "b t N H"]:
-    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `window`: as
-    in models/attention.py."""
+    """Attend causally from q over k, v and the live part of `prefix`, by cuDNN; differentiable.
+
+    In bfloat16 or float16. `prefix`: the prompt that each row continues; only its first `lengths`
+    positions are live. `window`: a token sees itself and window - 1 positions before it; None: all.
+    """
     if prefix is None:
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         # positions before a token, and after it
@@ -35,6 +38,8 @@ def cudnn_attention(
     query_padding = t % 2
     key_padding = (p + t) % 2
 
+    # From here on, keys are the prompt's p, the row's t, and padding: [b K p+t+pad H]. jax wants
+    # heads behind positions: [b c K H].
     k = jnp.concatenate([prefix.keys, k], 2)
     v = jnp.concatenate([prefix.values, v], 2)
     k = jnp.pad(k, ((0, 0), (0, 0), (0, key_padding), (0, 0))).swapaxes(1, 2)
@@ -45,6 +50,7 @@ def cudnn_attention(
     keys = jnp.arange(p + t + key_padding)[None, None]
     queries = jnp.arange(t + query_padding)[None, :, None]
     lengths = jnp.minimum(prefix.lengths, p)[:, None, None]
+    # Padded keys come after every true query of the row, so the causal test leaves them out.
     in_row = (keys >= p) & (keys - p <= queries)
     in_prefix = keys < lengths
     if window is not None:

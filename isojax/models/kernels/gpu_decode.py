@@ -36,14 +36,22 @@ def triton_decode(
     positions: Int[Array, " R"],
     interpret: bool = False,
 ) -> Float[Array, "R N H"]:
-    """Attention of each slot's query over positions 0 .. positions[r], in bfloat16 or float16; H a
-    power of 2."""
+    """Attend from each slot's query to positions 0 .. positions[r] of its keys and values.
+
+    In bfloat16 or float16, the same for q, keys and values; H is a power of 2, at least 16. K
+    divides N: query heads k G ... k G + G - 1 read key head k. `positions`: int32, at least 0 and
+    below C. `interpret`: whether the kernel runs in Python, on any backend, for tests."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K  # query heads of a key/value head
     rows = max(LEAST_ROWS, pl.next_power_of_2(G))  # of which the first G are queries
 
     def kernel(q_ref: Any, keys_ref: Any, values_ref: Any, position_ref: Any, out_ref: Any) -> None:
+        """One program: all G queries of one slot and key head, over the slot's live blocks.
+
+        Its arrays: queries and output [G H], keys and values [C H], the slot's position, a scalar.
+        From outside come R, K, C, G, H and `rows`, of which those from G on are padding, never
+        stored."""
         is_query = (jnp.arange(rows) < G)[:, None]
         q = triton.load(q_ref.at[pl.ds(0, rows)], mask=is_query, other=0.0)
         position = position_ref[()]
@@ -54,6 +62,10 @@ def triton_decode(
             return triton.load(block, mask=is_live[:, None], other=0.0)
 
         def attend_to_block(block: Array, so_far: SoftmaxSums) -> SoftmaxSums:
+            """Add block number `block`, of BLOCK_POSITIONS positions, to the sums `so_far`.
+
+            From outside come q [rows H], `position`, up to which the slot reads, and the keys and
+            values."""
             start = block * BLOCK_POSITIONS
             is_live = start + jnp.arange(BLOCK_POSITIONS) <= position
             keys = load_block(keys_ref, start, is_live)
@@ -78,6 +90,7 @@ def triton_decode(
             max_score=zeros + MASKED_SCORE,
             weights=zeros,
         )
+        # the block that `position` is in is live too
         live_block_count = position // BLOCK_POSITIONS + 1
         sums = lax.fori_loop(0, live_block_count, attend_to_block, nothing)
 

@@ -23,7 +23,12 @@ BLOCK_SIZES = (512, 384, 256, 128)  # positions of a block; the first that divid
 def _make_kernel(
     heads: int, queries: int, keys: int, offset: int, window: int | None, interpret: bool
 ) -> splash.SplashAttentionKernel:
-    """The kernel of rows of these sizes. `offset`: keys before the one of the first query."""
+    """Make the kernel of rows of these sizes; one is kept for each set of arguments.
+
+    `heads`: N. `queries`, `keys`: padded to whole tiles (multiples of TILE_WIDTH), so that a block
+    size divides them. `offset`: keys before the one of the first query, p of a prompt. `window`: a
+    query sees itself and window - 1 keys before it; None: all. `interpret`: for tests, on any
+    backend."""
     head_mask: Any = masks.CausalMask((queries, keys), offset)
     if window is not None:
         head_mask = masks.LocalMask((queries, keys), (window - 1, 0), offset)
@@ -64,8 +69,12 @@ def splash_attention(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b t N H"]:
-    """Causal attention of q over k, v and the live part of `prefix`. Differentiable; scores and
-    softmax in float32. `window`: as in models/attention.py."""
+    """Attend causally from q over k, v and the live part of `prefix`, by splash attention.
+
+    Differentiable; scores and softmax are in float32. `prefix`: the prompt that each row continues;
+    only its first `lengths` positions are live. `window`: a token sees itself and window - 1
+    positions before it; None: all. `interpret`: whether the kernel is interpreted, on any backend,
+    for tests. Positions are padded to whole tiles, and the padding is cut off again."""
     b, t, N, H = q.shape
     p = 0 if prefix is None else prefix.keys.shape[2]
     queries = _whole_tiles(t)
@@ -81,10 +90,13 @@ def splash_attention(
             # A mask of distances is the same for all rows, so prefixes end where their rows begin.
             move_right = jax.vmap(lambda x, shift: jnp.roll(x, shift, 1))
             prefix_kv = [move_right(x, p - lengths) for x in prefix_kv]
+            # the prompts have moved to the right end of their p positions
             is_live = jnp.arange(p)[None] >= p - lengths[:, None]
 
         k = jnp.concatenate([prefix_kv[0], k], 2)
         v = jnp.concatenate([prefix_kv[1], v], 2)
+        # [b keys]. The row's own keys, and padding after them, may be of the queries' segment: the
+        # causal mask alone keeps queries from later keys.
         is_seen = jnp.pad(is_live, ((0, 0), (0, keys - p)), constant_values=True)
         key_segments = is_seen.astype(jnp.int32)
 

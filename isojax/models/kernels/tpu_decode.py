@@ -37,8 +37,11 @@ MAX_CORES = 2
 
 
 class CacheLayout(NamedTuple):
-    """The layout of the cache: transposed is [H, C], else [C, H]; `tile_positions` are written back
-    with a new one."""
+    """How a step of the grid reads the cache, in positions, blocks and groups of slots.
+
+    A block of `block_positions` is read at once. `tile_positions`, the fewest that memory can be
+    written by, are written back with a new token. cores * group_slots divides the number of slots
+    R."""
 
     transposed: bool
     block_positions: int
@@ -76,8 +79,10 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 
 def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
-    """How a step of the grid reads this cache. Keys are its first array, [L R K H C] where
-    `is_transposed`, else [L R K C H]."""
+    """Decide how a step of the grid reads this cache.
+
+    `cache`: keys, values, and scales if they are int8. Keys are its first array, [L R K H C] where
+    `is_transposed(head_dim)`, else [L R K C H]; C is a multiple of TILE_WIDTH (`pad_to_blocks`)."""
     keys = cache[0]
     transposed = is_transposed(head_dim)
     R, K = keys.shape[1:3]
@@ -90,6 +95,8 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
     # keys and values, each twice: a block is read while the one before it is attended to
     slot_bytes = 4 * K * TILE_WIDTH * block_units * head_dim * item_bytes
     fitting_slots = min(MAX_GROUP_SLOTS, BUFFER_BYTES // slot_bytes)
+    # A tile has TILE_WIDTH numbers along its last axis and 32 bytes along the one before it: 8 rows
+    # of float32, 16 of bfloat16, 32 of int8. Positions are the last axis where keys are transposed.
     return CacheLayout(
         transposed=transposed,
         block_positions=TILE_WIDTH * block_units,
@@ -101,8 +108,12 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
 
 
 def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int) -> LiveBlocks:
-    """The steps for slots that hold positions 0 .. last[r], the same in all layers with this
-    cache."""
+    """List the blocks that each grid step reads, for slots that hold positions 0 .. last[r].
+
+    The list is the same in all layers with this cache. `last` is int32, at least 0. `cache`,
+    `head_dim`: as in `cache_layout`. Slots are in the order core, group, slot of the group. A group
+    has as many steps as its longest slot has blocks, and its steps follow each other: block 0, 1,
+    ..."""
     layout = cache_layout(cache, head_dim)
     blocks_of_slot = last // layout.block_positions + 1
     by_group = blocks_of_slot.reshape(layout.cores, -1, layout.group_slots)
@@ -111,6 +122,7 @@ def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int)
     max_steps = groups * layout.block_count
 
     # As sums of products, not by cumsum and gathers: each of these takes a TPU a microsecond.
+    # [cores groups]: the step after each group's last one, a running sum of counts
     ends = (counts[:, None] * jnp.tri(groups, dtype=jnp.int32)[None]).sum(-1)
     # steps since a group's first one, [cores steps groups]
     since_begin = jnp.arange(max_steps)[None, :, None] - (ends - counts)[:, None]
@@ -118,6 +130,7 @@ def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int)
     is_last = jnp.arange(groups)[None, None] == groups - 1
     of_group = (since_begin >= 0) & ((since_begin < counts[:, None]) | is_last)
 
+    # Exactly one group is true in each row of `of_group`, so the sums below pick its entry.
     group = jnp.arange(layout.cores * groups).reshape(layout.cores, 1, -1)
     return LiveBlocks(
         group=(group * of_group).sum(-1),
@@ -181,8 +194,11 @@ class KernelRefs(NamedTuple):
 
 
 def name_refs(refs: Sequence[Any], arrays: int) -> KernelRefs:
-    """The kernel's arguments, as `pallas_call` orders them: scalars, inputs, outputs, scratch.
-    `arrays`: how many the cache has."""
+    """Name the kernel's arguments, which `pallas_call` passes as one list.
+
+    Their order is scalars, inputs, outputs, scratch, each in the order in which `flash_decode`
+    gives them: a change there is one here. `arrays`: how many the cache has, 2, or 4 with int8's
+    scales."""
     in_order = iter(refs)
 
     def take(count: int) -> tuple[Any, ...]:
@@ -292,8 +308,12 @@ class BlockCopies:
 
 
 def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
-    """One step, for the S slots of a group and one block of each. `scaled`: whether the cache is
-    int8, and has scales."""
+    """Run one step of the grid: one block of each of the S slots of a group.
+
+    `scaled`: whether the cache is int8, and has scales. `all_refs`: as `name_refs` takes them. The
+    grid is (cores, steps); a core of fewer steps than the longest one does nothing in the others.
+    Buffers hold two blocks: step i attends to half i % 2, while the blocks of step i + 1 arrive in
+    the other."""
     refs = name_refs(all_refs, arrays=4 if scaled else 2)
     block, steps = refs.live.block, refs.live.steps
     S, K, G, H = refs.q.shape
@@ -318,6 +338,11 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
 
     @pl.when(step < steps[core])
     def _attend() -> None:
+        """Add this step's blocks to the group's running softmax, and write the new token's tile.
+
+        From outside come refs, copies, block, core and step. Block 0 of a group starts the sums
+        with the token itself (`_initialize`); the order in here matters: copies must have arrived
+        before they are read, and a tile is written from a block that has arrived."""
         query = refs.q[...].reshape(S * K, G, H)
         kv_axes = "khc" if layout.transposed else "kch"
 
@@ -336,6 +361,7 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
             refs.normalizer[...] = jnp.ones_like(refs.normalizer)
             refs.weighted_sum[...] = jnp.broadcast_to(v, refs.weighted_sum.shape)
 
+        # the copies that the step before has started, or `_begin`
         copies.for_each_read(step, lambda copy: copy.wait())
         to_cache = refs.rounded if scaled else refs.new_kv
         copies.for_each_write(functools.partial(copies.start_writes, to_cache))
@@ -383,12 +409,15 @@ def flash_decode(
     live: LiveBlocks,
     interpret: bool = False,
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
-    """Attention over positions 0 .. last[r] of `layer`, and the cache with the token at written[r]
-    <= last[r], updated in place. `live`: the `live_blocks` of `last`.
+    """Attend to positions 0 .. last[r] of `layer`, and write the new token at written[r], in place.
 
-    `new_kv`: keys and values [R K H], which an int8 cache rounds here: as operations of XLA that
-    takes longer than reading them. `cache`: keys and values [L R K C H], or [L R K H C] where
-    `is_transposed`, and of int8 ones scales [L R K C], with C from `pad_to_blocks`."""
+    `q` [R N H]; `new_kv`: keys and values [R K H], which an int8 cache rounds in here: as
+    operations of XLA that takes longer than reading them. `cache`: keys and values [L R K C H], or
+    [L R K H C] where `is_transposed`, and of int8 ones scales [L R K C], with C from
+    `pad_to_blocks`. `written`, `last`: int32, with written[r] <= last[r] < C. `live`: the
+    `live_blocks` of the same `last` and cache. `interpret`: for tests, on any backend. Return: the
+    mixed values [R N H] in q's precision, and the cache with the token in it, whose arrays are
+    those given."""
     R, N, H = q.shape
     K = cache[0].shape[2]
     stored_dtype = cache[0].dtype
@@ -403,6 +432,7 @@ def flash_decode(
     # An int8 cache's are rounded once: XLA leaves products that become float32 as they are.
     new_dtype = jnp.float32 if scaled else stored_dtype
     new_kv = new_kv[0].astype(new_dtype), new_kv[1].astype(new_dtype)
+    # of written and of last, to be compared with scores [SK G c]
     columns = [jnp.broadcast_to(x[:, None, None, None], (R, K, G, 1)) for x in (written, last)]
     operands = (grouped_queries, *columns, *new_kv)
 

@@ -66,8 +66,11 @@ def multiply_by_all_experts(
     layer: Int[Array, ""],
     interpret: bool = False,
 ) -> Float[Array, "r D"]:
-    """The sum over the experts of `layer` of what each makes of all rows, times its weight of the
-    row. `matrices`: gate and up [L E D F], and down [L E F D], of all layers."""
+    """Sum over the experts of `layer` what each makes of all rows, times its weight of the row.
+
+    `rows` [r D], few: all are in a core's memory at once. `expert_weights` [r E]: 0 where a row did
+    not choose the expert. `matrices`: gate and up [L E D F], and down [L E F D], of all layers, in
+    this order. `interpret`: for tests, on any backend. Return: [r D] in the rows' precision."""
     gate, _, _ = matrices
     _, experts, width, hidden = gate.shape
     r = len(rows)
