@@ -175,9 +175,9 @@ def refuse_own_name(own: Plugin[..., Any, Any], file: Path) -> None:
         return
     raise InputError(
         where=file,
-        found=f"has an @{own.kind.name} with the name of isojax's own, {own.file}",
+        found=f"has @{own.kind.name} and the name of isojax's own, {own.file}",
         expected="another name",
-        fix=f"Rename the file to use it, such as my_{file.name}, whose name is my_{own.name}.",
+        fix=f"Rename the file, for example to my_{file.name}, and use it as my_{own.name}.",
     )
 
 

@@ -91,7 +91,7 @@ def test_a_reward_that_is_nan_is_named_once(folder: Path) -> None:
 def test_one_with_the_name_of_isojaxs_own_is_not_ignored(folder: Path) -> None:
     (folder / "trl.py").write_text(IMPORTER)
     for log_format in ("trl", None):
-        with refused(where=f"{folder}/trl.py", found="an @importer with the name", fix="my_trl"):
+        with refused(where=f"{folder}/trl.py", found="has @importer and the name", fix="my_trl"):
             _import(folder, *ROWS, log_format=log_format)
     (folder / "trl.py").rename(folder / "my_trl.py")
     assert _import(folder, *ROWS).runs
