@@ -59,11 +59,11 @@ class BasePolicy:
     """The base policy, in `folder` or in the checkpoint `model.path`, and the problems of the
     sweep."""
 
-    folder: Path
-    model: ModelConfig
+    folder: Path  # `base/` of the sweep, such as runs/NAME/base
+    model: ModelConfig  # its `path` is None where the policy is in PARAMS_FILE of the folder
     training: list[Problem]
     validation: list[Problem]
-    extra_sets: dict[str, list[Problem]]
+    extra_sets: dict[str, list[Problem]]  # further sets of evaluation problems, by their names
 
     def load_params(self, decoder: Decoder, mesh: Mesh) -> Params:
         """Its parameters, sharded over the mesh; InputError where they cannot be read, or do not
@@ -119,9 +119,15 @@ def compute_label_key(
     problems: Sequence[Problem],
     engine: Mapping[str, str] | None = None,
 ) -> str:
-    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are
-    made and judged. `engine`: the server that samples, and the name of its model; None: isojax's
-    own sampler."""
+    """16 hex digits that name what labels depend on.
+
+    That is: the policy, the problems, and how rollouts are made and judged. Labels are used again
+    only under an equal key, so a change of this function makes all labels that users have useless.
+
+    fingerprint: `safetensors_io.fingerprint` of the checkpoint; "" without one.
+    engine: the server that samples, such as {"server": "vllm", "model": "Qwen/Qwen3-8B"}; None:
+        isojax's own sampler.
+    """
     # Each setting that came later than labels is left out where it has the value that it had before
     # it was there, so that old labels keep their key.
     unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
@@ -142,7 +148,7 @@ def compute_label_key(
     key_data["problems"] = [_label_key_row(problem) for problem in problems]
     if engine is not None:
         key_data["engine"] = dict(engine)
-    if build_device_task(cell.task) is None:
+    if build_device_task(cell.task) is None:  # no task that verifies on device: a verifier judges
         files = verifier_files(cell.verifier.use)
         if files:
             key_data["verifier_files"] = [
@@ -169,9 +175,22 @@ def label_problems(
     on_progress: ProgressCallback,
     replaces_others: bool = False,
 ) -> list[Problem]:
-    """The problems with the base policy's sums of rewards over at least `attempts`, whose draws
-    belong to their problem; `path` holds those done, and what it holds of other settings or
-    problems is made again where `replaces_others`, else an InputError."""
+    """The same problems in their order, with `solved` and `attempts` as the base policy has them.
+
+    `solved` is the sum of a problem's rewards over its rollouts. The draws of a rollout belong to
+    its problem, so it does not matter which problems were labelled before it.
+
+    path: the file of labels (LABELS_FILE); those in it are not made again.
+    label_key: by `compute_label_key`. Where the file has another one, its labels are all made again
+        if `replaces_others`; else that is an InputError.
+    attempts: the least number of rollouts of a problem. It is rounded up to a multiple of the
+        labeller's `samples_per_problem`, and the problems returned have the rounded number.
+    params: all of the policy's, on the programs' mesh.
+
+    Raises:
+        InputError: a line of the file is damaged, or of another number of attempts.
+        DeadStart: no run can learn from what the first labels show; none of them is saved.
+    """
     evaluator = programs.labeller
     evaluator.compile()
     problem_set = programs.tokenize(problems)
@@ -179,10 +198,12 @@ def label_problems(
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
 
+    # What the file has already; process 0 reads it for all.
     solved_by_id = multiprocess.run_on_primary(
         lambda: read_labels(path, label_key, attempts, replaces_others), dict[int, int | float]
     )
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
+    # One call of the sampler at a time, whose labels are saved before the next one.
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
         num_labelled = len(problems) - (len(unlabelled) - start)
         on_progress(
@@ -199,7 +220,8 @@ def label_problems(
             random_stream=LABEL_STREAM,
         )
 
-        # What cannot be labelled is refused at once, and nothing is saved of it.
+        # Only after the first call: what cannot be labelled is refused at once, and nothing is
+        # saved of it.
         if not solved_by_id:
             check_first_labels(path.parent, counts, programs, params)
         reward_sums = counts.reward_sums.tolist()
@@ -219,7 +241,11 @@ def append_labels(
     path: Path, label_key: str, solved_by_id: Mapping[int, float], attempts: int
 ) -> None:
     """Add labels to a file; a new one begins with the key of the settings that they belong to.
-    Labels of other settings are not in it: `read_labels` has removed them."""
+
+    Labels of other settings are not in it: `read_labels` has removed them. A file is the line
+    {"key": "0123456789abcdef"}, and one {"id": 7, "solved": 3, "attempts": 8, "checksum": ...} for
+    each problem.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists() or not path.stat().st_size
     lines = [json.dumps({"key": label_key})] if is_new else []
@@ -232,20 +258,29 @@ def append_labels(
 def check_first_labels(
     folder: Path, counts: EvalCounts, programs: LabelPrograms, params: Params
 ) -> None:
-    """Warn of what the first labels make doubtful, and keep it in `folder`; DeadStart where no run
-    can learn from what they show."""
+    """Warn of what the first labels make doubtful, and keep it in `folder`.
+
+    `counts` are of the first problems that were labelled. DeadStart where no run can learn from
+    what they show.
+    """
     config, task, decoder = programs.cell_config, programs.task, programs.decoder
     report = check_start({VALIDATION_SET: counts}, config, task, decoder, params)
     if multiprocess.is_primary():
         write_start_report(folder, report)
-        for warning in report.warnings[len(doubts_of_task(task)) :]:  # the first are shown already
+        # The plan has shown the task's doubts, which come first (`check_start`).
+        for warning in report.warnings[len(doubts_of_task(task)) :]:
             warn(describe_warning(LABELS_FOLDER, warning.text))
 
 
 def read_labels(
     path: Path, label_key: str, attempts: int, replaces_others: bool
 ) -> dict[int, float]:
-    """Sums of rewards by problem id; a torn last line is cut off. See `label_problems`."""
+    """Sums of rewards by problem id, as a file of labels has them; {} where it has none.
+
+    The file is changed: a last line that a kill tore is cut off, and a file with another key than
+    `label_key` is removed if `replaces_others`. InputError for another key otherwise, for a damaged
+    line, and for a label of another number of attempts.
+    """
     data = read_file(path) if path.exists() else b""
     complete, newline, torn = data.rpartition(b"\n")
     if torn:
@@ -266,7 +301,7 @@ def read_labels(
         return {}
 
     solved_by_id: dict[int, float] = {}
-    for line_number, line in enumerate(lines[1:], 2):
+    for line_number, line in enumerate(lines[1:], 2):  # the key is line 1
         label = _read_label(line, path, line_number)
         if label.attempts != attempts:
             raise InputError(
@@ -286,12 +321,16 @@ class _Label(NamedTuple):
 
 
 def _read_label(line: bytes, path: Path, line_number: int) -> _Label:
-    """A line of the file `path`; InputError where it is no label, or not the one that was saved."""
+    """A line of a file of labels; InputError where it is no label, or not the one that was saved.
+
+    `path` and `line_number` are for the message.
+    """
     row = parse_json(line.decode(errors="replace"), path, line_number)
     try:
         if row.pop(CHECKSUM_KEY) != json_checksum(row):
             raise ValueError("its checksum is not that of what was saved")
         label = _Label(row["id"], row["solved"], row["attempts"])
+        # `type`, because True is an int too; the reward of an attempt is at most 1.
         if type(label.problem_id) is not int or not 0 <= label.solved <= label.attempts:
             raise ValueError(f"id is {label.problem_id}, solved {label.solved} of {label.attempts}")
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -306,9 +345,17 @@ def _read_label(line: bytes, path: Path, line_number: int) -> _Label:
 def prepare_base_policy(
     folder: Path, programs: SweepPrograms, on_progress: ProgressCallback, source: Path | None = None
 ) -> BasePolicy:
-    """The base policy of a sweep and its problems: read from `folder`, or made there with what
-    `source` has of the same settings. InputError for too few problems of the wanted difficulty,
-    another checkpoint, or a damaged folder."""
+    """The base policy of a sweep and its problems, read from `folder`, or made there.
+
+    folder: `base/` of the sweep.
+    on_progress: called with a text and the fraction done, while a policy is trained or problems are
+        labelled.
+    source: `base/` of another sweep (`run.base_from`), whose parameters and labels are copied if
+        its settings are the same; else they are made, with a warning.
+
+    InputError for too few problems of the wanted difficulty, another checkpoint, or a damaged
+    folder. All processes call it; process 0 writes.
+    """
     cell = programs.cell_config
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
 
@@ -325,7 +372,11 @@ def prepare_base_policy(
 def _train_where_needed(
     folder: Path, programs: SweepPrograms, on_progress: ProgressCallback
 ) -> None:
-    """Makes the base policy of a task with demonstrations, unless there is one."""
+    """Makes the base policy of a task with demonstrations, unless there is one.
+
+    The tasks that verify on device are those that have demonstrations. Process 0 trains, on its
+    host, and the other processes wait until the file is there.
+    """
     cell, task = programs.cell_config, programs.task
     has_params = cell.model.path or (folder / PARAMS_FILE).exists()
     if is_on_device(task) and not has_params and multiprocess.is_primary():
@@ -342,9 +393,11 @@ def _choose_problems(
     folder: Path, programs: SweepPrograms, fingerprint: str, on_progress: ProgressCallback
 ) -> None:
     """Labels the task's problems where the config asks for a difficulty, and saves those that are
-    chosen."""
+    chosen. `fingerprint`: of the checkpoint; "" without one."""
     cell, task = programs.cell_config, programs.task
 
+    # `select_problems` calls it only if it needs labels, and at most once: they are one file. A
+    # BasePolicy without problems is enough to load the parameters from the folder.
     def label(problems: list[Problem]) -> list[Problem]:
         base_policy = BasePolicy(folder, cell.model, [], [], {})
         base_params = base_policy.load_params(programs.decoder.base, programs.mesh)
@@ -366,6 +419,7 @@ def _choose_problems(
         host_verifies = not is_on_device(task)
         if host_verifies:
             keep_verifier_files(folder, cell.verifier.use)
+        # Its reward is a share of the problems, which graded rewards are not.
         with_constant = host_verifies and cell.reward.kind == "binary"
         _save_problems(folder, cell.model, selection, fingerprint, with_constant)
     multiprocess.barrier("the problems are chosen")
@@ -378,8 +432,14 @@ def _save_problems(
     fingerprint: str,
     with_constant: bool,
 ) -> None:
-    """Writes the problems, and what the base policy was made with. with_constant: also the one
-    answer that is right most often in the validation set."""
+    """Writes PROBLEMS_FILE, and in ABOUT_FILE what the base policy was made with, and checksums.
+
+    A line of PROBLEMS_FILE is a Problem as a JSON object with its "split": "training",
+    "validation", "left out" (of another difficulty than the one wanted) or "extra/NAME".
+
+    with_constant: ABOUT_FILE also gets "best_constant", such as {"answer": "2", "reward": 0.07}:
+        the one answer that is right most often in the validation set.
+    """
     constant = None
     constant_answer = best_constant(selection.validation) if with_constant else None
     if constant_answer:
@@ -411,6 +471,7 @@ def _save_problems(
         "best_constant": constant,
         "checksums": checksums,
     }
+    # The problems last: `prepare_base_policy` takes a folder that has them for complete.
     about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
     write_text(folder / ABOUT_FILE, about_text + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
@@ -424,7 +485,11 @@ def _problem_row(problem: Problem, split: str) -> dict[str, object]:
 
 def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint: str) -> None:
     """Copy another sweep's base policy and labels; a warning where they are damaged or of other
-    settings."""
+    settings.
+
+    source, folder: `base/` of the other sweep, and of this one. Problems are not copied: they are
+    chosen again, by the labels.
+    """
     try:
         source_cell = load_config(str(source.parent / "config.yaml")).cell
         if source_cell.model_copy(update={"rl": cell.rl, "eval": cell.eval}) != cell:
@@ -434,7 +499,8 @@ def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint:
             )
         load_base_policy(source, cell, fingerprint)
 
-        # With other numbers of samples, labels would be of other draws.
+        # With other numbers of samples, labels would be of other draws: the evaluator may be what
+        # labels (`SweepPrograms.labeller`).
         names = [PARAMS_FILE]
         if source_cell.eval.samples == cell.eval.samples:
             names.append(LABELS_FILE)
@@ -452,8 +518,13 @@ def text_fingerprint(model: ModelConfig) -> str:
 def load_base_policy(
     folder: Path, cell: CellConfig, fingerprint: str = "", text_files: str | None = None
 ) -> BasePolicy:
-    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint,
-    or with another tokenizer than that of `text_files`, its fingerprint (None: any)."""
+    """The base policy in `folder`, with its problems; its parameters are not read yet.
+
+    fingerprint: of the checkpoint `cell.model.path`; "" where the policy has none.
+    text_files: `text_fingerprint` of its tokenizer and chat template; None: any will do.
+
+    InputError where the folder is damaged, or was made with another checkpoint or tokenizer.
+    """
     base_folder = _read_folder(folder)
     if base_folder.checkpoint != fingerprint:
         raise InputError(
@@ -495,11 +566,12 @@ class _BaseFolder(NamedTuple):
 
     checkpoint: str  # the fingerprint of the weights in `model.path`; "" of a policy without one
     text_files: str | None  # that of its tokenizer's files; None in folders of older versions
+    # as `_save_problems` names the splits; [] of one that has no problem
     problems_by_split: defaultdict[str, list[Problem]]
 
 
 def _read_folder(folder: Path) -> _BaseFolder:
-    """InputError where a checksum is wrong, or something cannot be read."""
+    """What `_save_problems` wrote; InputError if a checksum is wrong or a file cannot be read."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         about = json.loads(read_file(folder / ABOUT_FILE))
@@ -523,7 +595,12 @@ def _read_folder(folder: Path) -> _BaseFolder:
 
 def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
     """By name: the validation set, the extra sets, then the panel, a random choice of the training
-    problems."""
+    problems.
+
+    The order matters: a set's place decides its draws (`Evaluator.evaluate_sets`). The panel, if
+    the config asks for one, has the name PANEL, and its problems in the order of training.
+    """
+    # 5 is the panel's stream of draws; 0 to 4 choose the problems (tasks/problem_selection.py).
     order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
     panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
     problem_sets = {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets}

@@ -42,12 +42,13 @@ StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 class RunSpan(NamedTuple):
-    """The updates of a run with one B_p and n: they begin after M updates, C rollouts and so many
-    batches of problems. It is what happened, where core/schedule.py's Span is a plan."""
+    """The updates of a run with one B_p and n: where they begin, and their sizes. It is what
+    happened, where core/schedule.py's Span is a plan. Checkpoints hold it as a list in this
+    order."""
 
-    M: int
-    C: int
-    batches: int
+    M: int  # updates before it
+    C: int  # rollouts before it
+    batches: int  # of problems, drawn before it: M, or more with dynamic sampling
     B_p: int
     n: int
 
@@ -63,13 +64,14 @@ class RunCursor:
     rollouts: int | None = None
     batches: int = 0  # of problems, drawn for these updates
     spans: tuple[RunSpan, ...] = ()  # so far; none before the first update
-    # what the order of problems needs in addition to M (tasks/epochs.py)
+    # what the order of problems needs in addition to M (`EpochOrder.state_dict`)
     order: dict[str, Any] | None = None
     # the metrics of the updates since that evaluation, merged
     sums: Metrics = field(default_factory=dict)
     # rollouts in progress, as RolloutSource.save describes them
     pending: dict[str, Any] | None = None
-    # where the gradient decides on n: the stages so far, and its signal
+    # where the gradient decides on n: the stages so far, and its signal (train/growth.py,
+    # `growth_state`)
     growth: dict[str, Any] | None = None
     seconds: float = 0.0  # of wall clock since that evaluation
 
@@ -81,7 +83,7 @@ class CorruptCheckpoint(Exception):
 
 T = TypeVar("T")
 CHECKSUM_KEY = "checksum"  # of the other values of a JSON object
-MAX_ERROR_TEXT = 300  # characters of Orbax's own message that are shown
+MAX_ERROR_TEXT = 300  # characters of Orbax's own message that are shown whole
 # What a file that cannot be opened says of the machine, not of the file
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 # Orbax's managers share state within a process, and cells run in threads
@@ -95,16 +97,24 @@ logging.getLogger("asyncio").addFilter(
 
 
 def state_trees(state: TrainState) -> dict[str, Any]:
-    """The fields of a state by name, without a critic that the recipe lacks."""
+    """The fields of a state by name, without those that are None: a critic that the recipe
+    lacks."""
     return {name: part for name, part in state._asdict().items() if part is not None}
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager:
-    leaving it waits until all is written. Its methods raise RunFailed where a checkpoint cannot be
-    written."""
+    """The checkpoints of one cell, of which the newest `max_to_keep` stay.
+
+    A checkpoint after M updates is the folder `folder/M`, with the items "state", "pending" (only
+    if rollouts are in progress), "host" (the cursor but its seconds, and the arrays' checksums) and
+    "clock" (the seconds). A context manager: leaving it waits until all is written. All processes
+    of a run call the same methods in the same order. They raise RunFailed where a checkpoint cannot
+    be written.
+    """
 
     def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
+        """`folder` is made if it is not there. `start_upload`: copies each checkpoint elsewhere;
+        None: none is copied."""
         self.folder = folder.absolute()
         self.max_to_keep = max_to_keep
         self._start_upload = start_upload
@@ -114,6 +124,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._open()
 
     def _open(self) -> None:
+        """Open Orbax's manager: at first, and after a checkpoint was moved, as it lists the folder
+        only when it is opened."""
         # With its processes named, Orbax synchronises no devices: a sampler may be at work on them.
         processes = ocp.options.MultiprocessingOptions(
             active_processes=set(multiprocess.members()), barrier_sync_key_prefix="isojax"
@@ -141,7 +153,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
         """Saves in the background, unless there is a checkpoint after as many updates; `wait` waits
-        for it. pending_rollouts: arrays of rollouts in progress."""
+        for it.
+
+        pending_rollouts: a tree of arrays of rollouts in progress, which `cursor.pending`
+        describes; None where there are none.
+        """
         trees: dict[str, Any] = {"state": state_trees(state)}
         if pending_rollouts is not None:
             trees["pending"] = pending_rollouts
@@ -168,10 +184,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                     )
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
-        """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with
-        shardings), and its cursor; None if there is none. A damaged checkpoint is moved aside with
-        a warning."""
+        """The newest undamaged state and its cursor; None if there is none.
+
+        The state is sharded as `abstract_state`, a TrainState of arrays or of ShapeDtypeStructs
+        with shardings. A damaged checkpoint is moved aside with a warning.
+        """
         while True:
+            # Process 0 says which, so that all processes read the same.
             M = multiprocess.run_on_primary(self._manager.latest_step, int | None)
             if M is None:
                 return None
@@ -183,8 +202,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 self.set_aside(M, f"is damaged ({e})")
 
     def restore_pending(self, M: int, template: Any) -> Any:
-        """The arrays of the rollouts in progress after M updates, sharded as `template`; raises
-        CorruptCheckpoint, and moves the checkpoint aside, where they differ from what was saved."""
+        """The arrays of the rollouts in progress after M updates, sharded as `template`.
+
+        `template`: a tree like `pending_rollouts` of `save`, of arrays or of ShapeDtypeStructs with
+        shardings. Raises CorruptCheckpoint, and moves the checkpoint aside, where the arrays differ
+        from what was saved.
+        """
         try:
             arrays, _ = _read_arrays(self.folder / str(M), "pending", template)
             return arrays
@@ -193,7 +216,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise
 
     def set_aside(self, M: int, reason: str) -> None:
-        """Moves a checkpoint to another folder, where a person can look at it, and prints why."""
+        """Moves a checkpoint to another folder, where a person can look at it, and prints why.
+
+        M: which one. reason: follows its path in the message, such as "is damaged (...)".
+        """
         name = f"{self.folder.name}-damaged-{M}"
         earlier_copies = len(list(self.folder.parent.glob(f"{name}*")))
         new_path = self.folder.with_name(f"{name}-{earlier_copies}" if earlier_copies else name)
@@ -241,8 +267,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
 
 def _shorten(error: Exception) -> str:
-    """What Orbax says, in a line. Tensorstore's notes, of which either may come first, are left
-    out."""
+    """What Orbax says, in a line of at most about MAX_ERROR_TEXT characters. Tensorstore's notes,
+    of which either may come first, are left out."""
     without_notes = re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0]
     text = " ".join(without_notes.split())
     # its beginning says what was written, its end why that failed
@@ -251,13 +277,17 @@ def _shorten(error: Exception) -> str:
 
 def has_checkpoint(folder: Path, M: int) -> bool:
     """Whether `folder` holds a checkpoint after M updates or more; also true if somebody has
-    removed the folder."""
+    removed the folder, as for a run that is done (`isojax clean --all`)."""
     return not folder.exists() or any(step >= M for step in _saved_steps(folder))
 
 
 def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
-    """The parameters alone of the newest checkpoint in `folder`, sharded as `template`, and the
-    updates done; None if there is none. InputError if they differ from what was saved."""
+    """The parameters alone of the newest checkpoint in `folder`, and the updates done.
+
+    `template`: a tree of the trained parameters, arrays or ShapeDtypeStructs with the shardings
+    that the result is to have. None if there is no checkpoint; InputError if the parameters differ
+    from what was saved.
+    """
     M = max(_saved_steps(folder), default=None) if folder.is_dir() else None
     if M is None:
         return None
@@ -279,9 +309,16 @@ def _saved_steps(folder: Path) -> list[int]:
 
 
 def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
-    """A tree of arrays of a checkpoint, or a part of it, and the cursor; CorruptCheckpoint in all
-    processes where one cannot read what was saved. The handler waits for no other process, as
-    Orbax's manager would."""
+    """A tree of arrays of a checkpoint, or a part of it, and the cursor.
+
+    path: of the checkpoint, `folder/M`.
+    name: "state" or "pending", the item of the checkpoint to read.
+    template: what to read of it: a tree of arrays or of ShapeDtypeStructs with shardings. It may
+        lack some of what is saved, such as all of the state but its parameters.
+
+    Raises CorruptCheckpoint in all processes where one cannot read what was saved, or a checksum
+    differs. The handler waits for no other process, as Orbax's manager would.
+    """
     # The cursor, and the checksums of all arrays.
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
@@ -311,7 +348,11 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 
 
 def _read_host_data(path: Path) -> dict[str, Any]:
-    """The plain data of a checkpoint; ValueError where it is not what was saved."""
+    """The plain data of a checkpoint: the fields of its RunCursor, and "checksums", which has a
+    checksum of each array by its path, such as "['state']['params']['embed']".
+
+    ValueError where it is not what was saved.
+    """
     others = [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]
     if others:  # a pipe would be waited for
         raise ValueError(f"{others[0].relative_to(path)} is no file")
@@ -329,13 +370,13 @@ def _read_host_data(path: Path) -> dict[str, Any]:
 
 
 def json_checksum(data: dict[str, Any]) -> int:
-    """A checksum of plain data as JSON reads it back."""
+    """A checksum of plain data, equal for the data and for what JSON reads back of it."""
     return crc32(json.dumps(data, sort_keys=True).encode())
 
 
 def array_checksums(tree: Any) -> dict[str, int]:
-    """A checksum of each array's bits by its path in the tree; it does not depend on how the array
-    is sharded."""
+    """A checksum of each array's bits by its path in the tree, such as "['state']['step']". It does
+    not depend on how the array is sharded."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     checksums = _leaf_checksums([x for _, x in leaves])
     return {
@@ -350,15 +391,20 @@ def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
 
 
 def _array_checksum(x: Array) -> UInt32[Array, ""]:
-    """The sum modulo 2^32 of words times odd numbers by position: another if a word changes or two
-    are exchanged."""
+    """A checksum of an array's bits, which differs if a number changes or two are exchanged.
+
+    x has any shape, and a dtype of at most 4 bytes. With its numbers in order taken as unsigned
+    integers w[0], w[1], ..., the checksum is the sum of w[i] (2 i + 1), modulo 2^32. A factor is
+    odd so that a change of w[i] alone always shows.
+    """
     if jnp.issubdtype(x.dtype, jnp.bool_):
         words = x.astype(jnp.uint32)
     else:
         bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
         words = bits.astype(jnp.uint32)
 
-    # The position of each word in the whole array, which a flat `arange` would not split.
+    # The position of each word in the whole array, of the array's shape. It is made of one iota for
+    # each axis, so that it is sharded as x is: a flat `arange` would be whole on every device.
     word_index = jnp.uint32(0)
     stride = 1
     for axis in reversed(range(x.ndim)):
@@ -368,8 +414,11 @@ def _array_checksum(x: Array) -> UInt32[Array, ""]:
 
 
 def _read_on_all_hosts(read: Callable[[], T]) -> T:
-    """What `read` returns, if every process can read it; else CorruptCheckpoint in all
-    processes."""
+    """What `read` returns, if every process can read it; else CorruptCheckpoint in all processes.
+
+    All processes call it, each with its own `read`. Lack of memory or permission is raised as it
+    is, in that process alone.
+    """
     result: T | None = None
     problem = ""
     try:
@@ -389,9 +438,12 @@ def _read_on_all_hosts(read: Callable[[], T]) -> T:
 
 
 def _save_barrier(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier between processes while it saves; skipped if saving has failed in this
-    process, which then ends, and the launcher's watchdog ends the others. Else they would wait for
-    each other for twenty minutes."""
+    """Orbax's barrier between processes while it saves, which Orbax calls.
+
+    It is skipped if saving has failed in this process (an exception is on its way). The process
+    then ends, and the launcher's watchdog ends the others: else they would wait for each other for
+    twenty minutes.
+    """
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
         wait = ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))
         wait(key=key, timeout_ms=timeout_ms)
@@ -399,9 +451,11 @@ def _save_barrier(*, key: str, timeout_ms: int) -> None:
 
 @cache
 def _hide_late_errors() -> None:
-    """Prints nothing of what follows a failure: tensorstore's threads go on to call an event loop
-    that Orbax closed, and coroutines that nobody waits for fail as the first did. The caller raises
-    the failure itself."""
+    """Prints nothing of what follows a failure, for the rest of this process.
+
+    Tensorstore's threads go on to call an event loop that Orbax closed, and coroutines that nobody
+    waits for fail as the first did. The caller raises the failure itself.
+    """
     previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

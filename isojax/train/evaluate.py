@@ -60,10 +60,13 @@ class EvalCounts:
     """The result of an evaluation of Q problems with k rollouts each."""
 
     rewards: np.ndarray  # f32[Q, k]
-    first_responses: list[np.ndarray]  # the response tokens of each problem's first rollout
+    # Q arrays i32[its length], of each problem's first rollout; context as ~token (tasks/turns.py)
+    first_responses: list[np.ndarray]
     ended: int  # rollouts that a stop condition ended
     parsed: int  # rollouts that hold an answer in the expected form (on device: those that ended)
-    failures: Counter[str]  # checks that the verifier did not finish, by kind
+    # checks without a plain verdict, by kind, such as {"timeout": 3}; "partial": a score between 0
+    # and 1 where rewards are binary
+    failures: Counter[str]
     # rollouts interrupted to answer; None where the recipe interrupts none
     interrupted: int | None = None
     turns: int | None = None  # of the policy, over all rollouts; None where the task has one each
@@ -82,26 +85,33 @@ class EvalCounts:
 
     @property
     def reward_sums(self) -> np.ndarray:
-        """Of each problem, number[Q]: integers where rewards are binary, else floats without
-        float32's noise."""
+        """The sum of each problem's rewards, number[Q]: integers where rewards are binary, else
+        floats, rounded to 6 decimals so that they are free of float32's noise."""
         sums = self.rewards.sum(1, dtype=np.float64)
         return np.round(sums, 6) if self.graded else sums.astype(np.int32)
 
 
 @dataclass(frozen=True)
 class CallOrder:
-    """In which order an evaluation's rollouts are sampled: [part][repeat][problem][sample], where a
-    part is the problems of a call, and each of its repeats is a call."""
+    """In which order an evaluation's rollouts are sampled: [part][repeat][problem][sample].
 
-    problems_of_parts: Sequence[int]  # how many each has
+    A part is the problems of a call, and each of its repeats is a call. With 3 problems, 2 in a
+    call, and 2 repeats, the calls have the problems 0 1, 0 1, 2, 2.
+    """
+
+    problems_of_parts: Sequence[int]  # how many each part has, such as [2, 1]; none is 0
     repeats: int
     samples_per_problem: int
 
     def by_problem(self, values: np.ndarray) -> np.ndarray:
-        """What is known of each rollout, [rollouts of all calls], as [Q, k]: a row a problem."""
+        """One value for each rollout, [Q k] in the order of the calls, as [Q, k]: a row a problem.
+
+        k = repeats * samples_per_problem; the samples of the first repeat come first in a row.
+        """
         k = self.repeats * self.samples_per_problem
         part_ends = np.cumsum([problems * k for problems in self.problems_of_parts])
         call_shape = (self.repeats, -1, self.samples_per_problem)
+        # A part is [repeats, its problems, samples_per_problem]; its problems come to the front.
         rows = [
             part.reshape(call_shape).swapaxes(0, 1).reshape(-1, k)
             for part in np.split(values, part_ends[:-1])
@@ -111,26 +121,35 @@ class CallOrder:
 
 @dataclass(frozen=True)
 class CallSamples:
-    """What an evaluation keeps of the rollouts of a call."""
+    """What an evaluation keeps of the B rollouts of a call, n of each of B_p problems.
 
-    responses: list[list[np.ndarray]]  # of each problem, up to KEPT_ROLLOUTS
-    ended: np.ndarray  # bool[rollouts]
-    interrupted: int
-    turns: int
+    Arrays have them in their order: rollout r is of the call's problem r // n.
+    """
+
+    responses: list[list[np.ndarray]]  # of each problem, up to KEPT_ROLLOUTS; i32[its length]
+    ended: np.ndarray  # bool[B], whether a stop condition ended it
+    interrupted: int  # rollouts with a token that the policy did not draw
+    turns: int  # of the policy, over all rollouts: runs of tokens that it drew
     nonfinite: int  # rollouts with a token whose log-probability is no number
-    rewards: np.ndarray | None  # f32[rollouts], where a device verifies them
-    empty: int  # there: rollouts of an end token alone
+    rewards: np.ndarray | None  # f32[B], where a device verifies them; else None
+    empty: int  # rollouts of an end token alone; read where a device verifies
 
 
 def summarize_call(
     rollouts: Rollouts | RoutedRollouts, rewards: Any, layout: Layout
 ) -> CallSamples:
-    """Of a call's rollouts. `rewards`: f32[S rows], or None where the host verifies."""
+    """What is kept of a call's rollouts, which are read to the host.
+
+    rollouts: buffers [S rows ...] whose rows of padding `layout` leaves out; this process holds
+        all of them.
+    rewards: f32[S rows], or None where the host verifies.
+    """
+    # From here on in the rollouts' order: bool[B], i32[B], and bool[B T], the drawn tokens.
     stopped = layout.in_order(rollouts.stopped)
     lengths = layout.in_order(rollouts.lengths)
     mask = layout.in_order(rollouts.mask)
-    # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN,
-    # none is above this.
+    # A token that was drawn has a probability, so its log-probability is far above NEG_INF / 2. The
+    # comparison is false of NaN, of -inf, and of NEG_INF, which top-p makes of NaN.
     are_numbers = layout.in_order(rollouts.logps) > NEG_INF / 2
 
     n = layout.n
@@ -148,8 +167,11 @@ def summarize_call(
 
 
 def grades_on_device(calls: Sequence[CallSamples]) -> Grades:
-    """What is known of rollouts that a device has verified: an answer is there where the response
-    ended."""
+    """The grades of the rollouts of several calls that a device has verified, in the calls' order.
+
+    `parsed`, whether an answer was found, is whether the response ended. `rewards` of all the calls
+    are there.
+    """
     rewards = [call.rewards for call in calls if call.rewards is not None]
     ended = np.concatenate([call.ended for call in calls])
     return Grades(
@@ -163,15 +185,17 @@ class KeptRollouts(Sequence[Sequence[RolloutSample]]):
     keeps thousands, and a person reads a few."""
 
     responses: Sequence[Sequence[np.ndarray]]  # [Q][up to KEPT_ROLLOUTS]
-    rewards: np.ndarray  # these, and scores: [Q, k]
-    parsed: np.ndarray
-    ended: np.ndarray
-    scores: Mapping[str, np.ndarray]
+    rewards: np.ndarray  # f32[Q, k]
+    parsed: np.ndarray  # bool[Q, k]
+    ended: np.ndarray  # bool[Q, k]
+    scores: Mapping[str, np.ndarray]  # f32[Q, k] by the name of the score
 
     def __len__(self) -> int:
         return len(self.responses)
 
     def __getitem__(self, q: Any) -> Any:
+        """The kept rollouts of problem q, an int; `responses[q][i]` is that of column i of the
+        other arrays: the first samples of the first repeat."""
         return [
             RolloutSample(
                 tokens=tokens,
@@ -185,7 +209,10 @@ class KeptRollouts(Sequence[Sequence[RolloutSample]]):
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
-    """Problems as the sampler's buffers hold them; copies of the first one fill the rest."""
+    """Problems as the sampler's buffers hold them; copies of the first one fill the rest.
+
+    From 1 to `shapes.Q_cap` problems become arrays of `shapes.problem_rows` rows.
+    """
     padding = shapes.problem_rows - len(encoded.ids)
     return ProblemArrays(*(np.concatenate([x, np.repeat(x[:1], padding, 0)]) for x in encoded))
 
@@ -196,7 +223,7 @@ def ignore_counts(problems: Sequence[Problem], counts: EvalCounts) -> None:
 
 class Evaluator:
     """Samples and grades, `problems_per_call` problems with `samples_per_problem` rollouts each in
-    a call."""
+    a call. All processes call its methods, in the same order."""
 
     def __init__(
         self,
@@ -209,6 +236,11 @@ class Evaluator:
         cell: CellConfig,
         build_engine: Callable[[EngineSetup], RolloutEngine] = local_engine,
     ):
+        """trainer_shapes: of the training programs; the evaluator's are these but for the sizes of
+            a batch, (problems_per_call, samples_per_problem).
+        cell: the settings of sampling and reward are read.
+        build_engine: makes what samples, from an EngineSetup; by default isojax's own sampler.
+        """
         self.decoder = decoder
         self.mesh = mesh
         self.graded = cell.reward.kind == "graded"
@@ -218,7 +250,8 @@ class Evaluator:
         # Called with the problems of each evaluation and its result.
         self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = ignore_counts
 
-        # Slots share a prompt only where its samples fill them.
+        # W slots share the keys and values of one prompt. A prompt with fewer samples than W would
+        # leave some of them empty, so none are shared then.
         W = trainer_shapes.slots_per_prefix
         if samples_per_problem < W:
             W = 1
@@ -241,8 +274,8 @@ class Evaluator:
             self.replicate.compile(rollouts)
 
     def publish(self, params: Params, update: int) -> None:
-        """What follows evaluates these parameters, those after `update`: for a server, which is to
-        have them."""
+        """Give these parameters, those after `update` updates, to a server that samples; isojax's
+        own sampler gets them with each call of `evaluate`."""
         self.graded_sampler.engine.publish(params, update)
 
     def evaluate(
@@ -254,8 +287,19 @@ class Evaluator:
         repeats: int = 1,
         random_stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to
-        (seed, random_stream, evaluation, repeat, problem, rollout)."""
+        """The rewards of each problem's k = repeats * samples_per_problem rollouts, and what else
+        was counted.
+
+        params: all of the policy's.
+        problem_set: at least one problem; any number of calls is made.
+        evaluation: the index of the evaluation in the run's grid of C; 0 for labels.
+        repeats: how often each problem is sampled again, with another key; at most MAX_REPEATS.
+        random_stream: EVAL_STREAM, LABEL_STREAM, or EXTRA_STREAM + i.
+
+        The draws belong to (seed, random_stream, evaluation, repeat, problem, rollout): they do not
+        depend on which problems are evaluated together. Raises what the engine or the verifier has
+        raised.
+        """
         # One key for each repeat, which no other evaluation of the run has.
         assert repeats <= MAX_REPEATS, repeats
         stream = np.int32(seed), np.int32(random_stream)
@@ -275,6 +319,7 @@ class Evaluator:
             arrays = pad_problems(part.arrays, self.shapes)
             for key in keys:
                 requests.append(SampleRequest(part.problems, arrays, self.samples_per_problem, key))
+        # `host_grades` is None where a device verifies: then the calls have the rewards.
         calls, host_grades = self._sample_and_grade(params, requests)
         grades = grades_on_device(calls) if host_grades is None else host_grades
 
@@ -285,6 +330,7 @@ class Evaluator:
         parsed = order.by_problem(grades.parsed)
         scores = {name: order.by_problem(values) for name, values in grades.scores.items()}
 
+        # The calls of a part follow each other, its first repeat first.
         calls_of_first_repeat = calls[::repeats]
         responses = [kept for call in calls_of_first_repeat for kept in call.responses]
         interruptions = sum(call.interrupted for call in calls)
@@ -312,6 +358,11 @@ class Evaluator:
     def _sample_and_grade(
         self, params: Params, requests: Sequence[SampleRequest]
     ) -> tuple[list[CallSamples], Grades | None]:
+        """What is kept of each request's rollouts; and the grades of all of them, in the order of
+        requests and rollouts, where the host verifies (else None)."""
+
+        # Called once for each request, in their order, as soon as its rollouts are there. `rewards`
+        # are f32[S rows], or None where the host verifies.
         def summarize(
             request: SampleRequest, rollouts: Rollouts | RoutedRollouts, rewards: Any
         ) -> CallSamples:
@@ -325,8 +376,12 @@ class Evaluator:
     def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """The rewards of the validation set, which comes first, and of further sets, each with a
-        stream of draws of its own."""
+        """What was counted of each set, by its name: of the validation set, which has to come
+        first, and of further sets.
+
+        Each has its stream of draws, by its place in `problem_sets`: another order would be other
+        draws. For `evaluation` see `evaluate`.
+        """
         counts_by_set = {}
         for i, (name, problem_set) in enumerate(problem_sets.items()):
             random_stream = EVAL_STREAM if i == 0 else EXTRA_STREAM + i - 1
@@ -337,7 +392,8 @@ class Evaluator:
 
 
 def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
-    """The key of one repeat of an evaluation; `evaluation` counts these."""
+    """The key of one repeat of an evaluation. All are i32[]; `evaluation` is the number of the
+    repeat, counted over all evaluations of a run (evaluation * MAX_REPEATS + repeat)."""
     stream_key = jax.random.fold_in(jax.random.key(seed), random_stream)
     return jax.random.fold_in(stream_key, evaluation)
 
@@ -347,6 +403,9 @@ def make_eval_point(
 ) -> EvalPoint:
     """What the ledger records of an evaluation, and of the updates since the one before
     (`cursor.sums`).
+
+    target: the value of the grid of C. counts_by_set: as `Evaluator.evaluate_sets` returns it, with
+    the validation set. samples: rollouts of each problem.
 
     Where the gradient is not computed of groups without advantage, `entropy` and other metrics of
     tokens are means over the trained tokens, a share `trained_token_fraction`; they are missing
@@ -373,9 +432,13 @@ def make_eval_point(
 
 
 def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
-    """The metrics of an evaluation: those of the validation set under their own names, those of
-    each extra set with the set's name before a slash; of the panel the sums suffice.
+    """The metrics of an evaluation, such as {"avg@4": 0.41, ..., "hard/avg@4": 0.12, ...}.
 
+    Those of the validation set have their own names, those of each extra set the set's name before
+    a slash; of the panel the ledger has the sums of rewards alone. Those of the validation set come
+    first, avg@k before all others.
+
+    avg@k, best@k, worst@k: means over the problems (core/estimators.py).
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.
     verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.

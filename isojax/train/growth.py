@@ -18,7 +18,7 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
-CHECK_EVERY = 8  # updates
+CHECK_EVERY = 8  # updates between two decisions on n
 MIN_GROUPS = 256  # of a stage before n doubles early; mixed ones, before it doubles otherwise
 # standard errors of the signal's mean, above or below zero, from which it is clearly so
 CLEAR = 2.0
@@ -30,26 +30,39 @@ MIN_MIXED = 0.3
 @dataclass
 class GradientSignal:
     """How far the gradients of a stage's last updates agree: on average over those since C was half
-    of what it is."""
+    of what it is.
 
-    earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
+    A stage is the updates of a run with one n; B_p stays. A group is the n rollouts of one problem;
+    it is mixed if its rewards differ. Checkpoints hold the fields by name (`growth_state`).
+    """
+
+    # updates of this stage's size that the rollouts before the stage would make, so that C is
+    # (earlier + updates) B_p n
+    earlier: int = 0
     updates: int = 0  # of this stage
-    groups: float = 0.0  # of this stage that are mixed
-    mixed: float = 0.0  # the mean share of groups that are
+    groups: float = 0.0  # mixed groups of this stage
+    mixed: float = 0.0  # the mean share of groups that are mixed, 0 to 1
     signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
     signal_square: float = 0.0  # the mean of `grad_signal_square`
 
     @property
     def _window(self) -> float:
-        """Over how many updates the means are: over those since C was half of what it is, but over
-        as many as have MIN_GROUPS mixed groups, as far as the stage has so many."""
+        """Over how many updates the means are: those since C was half of what it is.
+
+        They are more where these have fewer than MIN_GROUPS mixed groups or are fewer than
+        CHECK_EVERY, but never more than the stage has.
+        """
         min_updates = self.updates * MIN_GROUPS / max(1.0, self.groups)
         return min(self.updates, max(CHECK_EVERY, min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
-        """The metrics of `count` updates, of which only sums are known; older ones count less and
-        less."""
-        # metrics["zero_variance"] is a share of groups, summed over the updates.
+        """Take in the metrics of `count` updates, of which only sums are known.
+
+        metrics: has "zero_variance", "grad_signal" and "grad_signal_square", each with the sum over
+        these updates. The means are moving averages, so that older updates count less and less.
+        """
+        # metrics["zero_variance"] is the share of groups that are not mixed, summed over the
+        # updates; `mixed` here is the sum of the shares that are.
         mixed = count - metrics["zero_variance"].sum
         self.updates += count
         self.groups += B_p * mixed
@@ -62,8 +75,12 @@ class GradientSignal:
         )
 
     def has_faded(self, B_p: int) -> bool:
-        """Whether the gradients agree too little, at an update at which that is decided."""
-        # C, since the stage began: `earlier` updates of this size came before it.
+        """Whether the gradients agree too little, so that n is to double.
+
+        False at an update at which that is not decided: all but every CHECK_EVERY-th, and those
+        before C has doubled in this stage and it has MIN_GROUPS groups.
+        """
+        # Whether C has doubled since the stage began: `earlier` updates of this size came before.
         has_doubled = self.updates >= max(MIN_GROUPS / B_p, self.earlier)
         is_due = has_doubled and self.updates % CHECK_EVERY == 0
         if not is_due or self.mixed < MIN_MIXED:
@@ -73,32 +90,35 @@ class GradientSignal:
         standard_error = math.sqrt(variance / max(1.0, self._window))
         # After C has tripled, whatever is not clearly positive has faded; before, only what is
         # clearly negative.
+        # C has tripled: earlier + updates >= 3 earlier.
         has_tripled = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier
         limit = CLEAR * standard_error
         return self.signal < (limit if has_tripled else -limit)
 
     def updates_to_check(self) -> int:
-        """Updates until it is decided again whether n grows."""
+        """Updates until it is decided again whether n grows: from 1 to CHECK_EVERY."""
         return CHECK_EVERY - self.updates % CHECK_EVERY
 
 
 def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
-    """What a checkpoint holds of a run whose n the gradient decides: its stages so far, and the
-    signal."""
+    """What a checkpoint holds of a run whose n the gradient decides; None for any other run.
+
+    {"stages": [[C, B_p, n], ...] so far, "signal": the fields of `growth`}.
+    """
     if not cell.n_max:
         return None
     return {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)}
 
 
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
-    """The n to go on with: the present one, or twice as much."""
+    """The n to go on with: the present one, or twice as much, but never more than `cell.n_max`."""
     stage = cell.stages[-1]
     doubled = 2 * stage.n
     return doubled if doubled <= cell.n_max and growth.has_faded(stage.B_p) else stage.n
 
 
 def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:
-    """The cell with another n from C rollouts on, and its signal, which is not known yet."""
+    """The cell with another n from C rollouts on, and a fresh signal for that stage."""
     stage = Stage(C, cell.stages[-1].B_p, n)
     signal = GradientSignal(earlier=C // (stage.B_p * stage.n))
     return cell.with_stages((*cell.stages, stage)), signal

@@ -18,14 +18,23 @@ from isojax.models import safetensors_io
 from isojax.tasks.verifiers import verifier_files
 
 METADATA_FILE = "metadata.json"  # in the folder of a data set
-MAX_SHOWN_CHARACTERS = 80
+MAX_SHOWN_CHARACTERS = 80  # of a setting's value in a message
 
 
 def describe_label_settings(
     cell: CellConfig, engine: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What labels depend on, as plain JSON, for the metadata of a data set. `engine`: of
-    `compute_label_key`."""
+    """What labels depend on, as plain JSON, for the metadata of a data set.
+
+    cell: its `model.path` is set, as labels are made with a checkpoint.
+    engine: the server that sampled, such as {"server": "vllm", "model": "Qwen/Qwen3-8B"}; None:
+        isojax's own sampler.
+
+    The keys: "model", "task", "temperature", "top_p", "seed", "attempts", "cell" (a hash of all
+    settings), "checkpoint" (the fingerprint of the weights, if they are here), "text_files" (that
+    of the tokenizer's files), "settings" (values by dotted name, such as "cell.sampling.top_p"),
+    "verifier_files" (hashes by file name) and "engine" (where a server sampled).
+    """
     model_folder = Path(str(cell.model.path))
     settings: dict[str, Any] = {
         "model": cell.model.path,
@@ -36,7 +45,7 @@ def describe_label_settings(
         "attempts": cell.data.attempts,
         "cell": config_hash(cell),
     }
-    # else only the server has them
+    # Where a server sampled, the folder may lack the weights: only the server has them.
     has_weights = engine is None or any(model_folder.glob("*.safetensors"))
     if has_weights:
         settings["checkpoint"] = safetensors_io.fingerprint(model_folder)
@@ -49,18 +58,28 @@ def describe_label_settings(
 
 
 def read_label_settings(folder: Path) -> dict[str, Any]:
-    """What the metadata of a data set says of its labels; empty where it is another's, or has
-    none."""
+    """What the metadata of a data set says of its labels (`describe_label_settings`).
+
+    {} where the folder has no metadata, or those of another program, which lack the three keys that
+    isojax has always written.
+    """
     path = folder / METADATA_FILE
     metadata = read_json_object(path) if path.is_file() else {}
     return metadata if {"model", "task", "temperature"} <= set(metadata) else {}
 
 
 def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
-    """What was different when problems were labelled, as far as the metadata `stored` has it."""
+    """What was different when problems were labelled, as far as the metadata `stored` has it.
+
+    stored: by `read_label_settings`, not empty. cell: of the run that is to use the labels. Each
+    difference is a phrase for a message, such as "cell.sampling.top_p = 1.0 (now 0.95)"; [] where
+    none is known. What the metadata of an older version lacks is not compared.
+    """
     differences: list[str] = []
     model_folder = Path(str(cell.model.path))
-    if "checkpoint" not in stored:  # older ones have the name of the folder alone
+    # Older metadata, and those of a server whose weights were not here, have the name of the folder
+    # alone.
+    if "checkpoint" not in stored:
         if stored["model"] != cell.model.path:
             differences.append(_difference("cell.model.path", stored["model"], cell.model.path))
     elif stored["checkpoint"] != safetensors_io.fingerprint(model_folder):
@@ -68,7 +87,7 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
     if stored.get("text_files") not in (None, safetensors_io.text_fingerprint(model_folder)):
         differences.append(f"another tokenizer or chat template than that in {cell.model.path}")
 
-    # Older ones have two settings of sampling alone.
+    # Older metadata have no "settings", but two of sampling under keys without a section.
     settings = _settings(cell)
     sampling = {
         f"cell.sampling.{key}": stored[key] for key in ("temperature", "top_p") if key in stored
@@ -86,7 +105,10 @@ def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
 
 
 def engine_difference(stored: Mapping[str, Any], engine: Mapping[str, str] | None) -> list[str]:
-    """Where labels were sampled by another engine than `engine`: in a line, or none."""
+    """[] where labels were sampled by this engine, else a list of one phrase that says by which.
+
+    engine: as in `describe_label_settings`.
+    """
     before = stored.get("engine")
     if before == engine:
         return []
@@ -100,8 +122,9 @@ def describe_engine(engine: Mapping[str, str] | None) -> str:
 
 
 def warn_of_other_labels(cell: CellConfig) -> None:
-    """A warning where a run chooses its problems by labels that were made with other settings than
-    its own."""
+    """Prints a warning where a run chooses its problems by labels that were made with other
+    settings than its own; a note where these are not known in full."""
+    # A task such as "tfds:data/math#hard": labelled by `isojax difficulty`, and a split of it.
     kind, _, argument = cell.task.partition(":")
     folder, _, splits = argument.partition("#")
     chooses_by_label = cell.data.attempts or cell.data.mixture or splits not in ("", "all")
@@ -132,13 +155,18 @@ def warn_of_other_labels(cell: CellConfig) -> None:
 
 
 def _settings(cell: CellConfig) -> dict[str, Any]:
-    """The settings that labels depend on, by their dotted names."""
+    """The settings that labels depend on, by their dotted names.
+
+    prompt_length is left out: it decides which problems fit, not how hard they are. So is how a
+    verifier runs, such as its timeout.
+    """
     sections = {"prompt": True, "reward": True, "sampling": True, "verifier": {"use"}}
     values = cell.model_dump(mode="json", include=sections, exclude={"sampling": {"prompt_length"}})
     return dict(flatten(values, "cell."))
 
 
 def _hash_verifier_files(cell: CellConfig) -> dict[str, str]:
+    """16 hex digits of each file of the user's verifier, by the file's name without its folder."""
     return {
         path.name: hashlib.sha256(read_file(path)).hexdigest()[:16]
         for path in verifier_files(cell.verifier.use)

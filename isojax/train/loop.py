@@ -73,18 +73,24 @@ from isojax.train.update_hooks import UpdateReport, call_hook, load_hook
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid from 0 to the budget, and some
-    beyond it. The last update may overshoot the budget and reach one of those; its evaluation has
-    that target, as in a longer run."""
+    """The values of C at which a cell is evaluated, rising, such as [0, 500, 1000, 2000].
+
+    They are the shared grid from 0 to the budget, and some beyond it. The last update may overshoot
+    the budget and reach one of those; its evaluation has that target, as in a longer run.
+    """
     targets = config.run_targets(config.sweep.budget)
     largest_update = max(B_p * n for B_p, n in cell.pairs) * (config.cell.rl.dynamic_sampling or 1)
     further_targets = config.cell.eval.evaluation_targets(targets[-1] + largest_update)
+    # `further_targets` are the whole grid, from 0 on: what `targets` has already is left out.
     return targets + [C for C in further_targets if C > targets[-1]]
 
 
 def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
-    """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all
-    processes agree on it."""
+    """Whether a cell is recorded up to its budget, and saved or its checkpoints removed.
+
+    folder: the cell's, such as runs/NAME/cells/32x8-s0. ledger: None in all processes but the
+    first. All processes call it, and all get the same answer.
+    """
     # Only process 0 has a ledger; the others are told what it says.
     recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [], list[int])
     last_update = multiprocess.broadcast(ledger.last_update if ledger else 0, int)
@@ -105,8 +111,11 @@ def run_cell(
     cell: Cell,
     outputs: CellOutputs,
 ) -> None:
-    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, here that
-    of this cell.
+    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`.
+
+    config: the sweep's, but its budget is that of this cell.
+    base_policy: of the same sweep, which `programs` are of too.
+    outputs: where the run writes; its folder may hold a run that was begun, which goes on.
 
     Raises:
         DeadStart: no run can learn, by the evaluation at C = 0, which the ledger then lacks.
@@ -117,12 +126,14 @@ def run_cell(
         ServerFailed: the server that samples is gone, or not what it was; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
+    # The grid begins with these targets, so this is the index in it of the last one to be reached.
     last_index = len(config.run_targets(config.sweep.budget)) - 1
     recorded_targets = multiprocess.broadcast(
         outputs.ledger.targets if outputs.ledger else [], list[int]
     )
 
-    # A checkpoint is of use only where the ledger has its evaluations: they are never made again.
+    # Captures the grid and what the ledger had at the beginning. A checkpoint is of use only where
+    # the ledger has its evaluations: they are never made again.
     def is_recorded(eval_index: int) -> bool:
         return eval_grid[eval_index] in recorded_targets
 
@@ -139,7 +150,8 @@ def run_cell(
                 next_target = eval_grid[trainer.cursor.evaluation + 1]
                 trainer.train_to(next_target)
 
-                # One update may reach several targets: the largest of them is evaluated.
+                # One update may reach several targets: the largest of them is evaluated. `reached`
+                # is an index of the grid, at least that of `next_target`.
                 reached = bisect_right(eval_grid, trainer.C) - 1
                 trainer.evaluate(reached, eval_grid[reached])
         except ServerFailed:
@@ -157,7 +169,10 @@ class _Wish(NamedTuple):
 
 @dataclass
 class CellTrainer:
-    """A run in training.
+    """A run in training: its state, and what trains, evaluates, saves and records it.
+
+    Every process has one and calls the same methods in the same order. Process 0 alone has a
+    ledger.
 
     Updates are counted in two places: `state.step` on the devices, after each; and `cursor.M` on
     the host, after each call of `run_updates`, which is what checkpoints and the ledger say. Both
@@ -213,10 +228,15 @@ class CellTrainer:
         return self.state._replace(params=policy_params(self.state.params, self.opened.base_params))
 
     def train_to(self, target: int) -> None:
-        """Updates until C reaches `target`; saves the state when it is due, or when the process
-        must end."""
+        """Makes updates until C reaches `target`, a value of the grid, and may overshoot it.
+
+        Saves the state when that is due, and raises Preempted, after a save, when the process was
+        asked to end. FloatingPointError: see `fail`.
+        """
         while self.C < target:
             self._follow_schedule()
+            # Whole updates, rounded up. With dynamic sampling an update may sample more, and fewer
+            # may do; there `updates_per_call` is 1, so that C is looked at after each.
             updates_to_target = -(-(target - self.C) // self.opened.problems.cell.B)
             updates_left = min(self._updates_before_switch(), updates_to_target)
             self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
@@ -241,7 +261,7 @@ class CellTrainer:
 
     def _follow_schedule(self) -> None:
         """Go on with another B_p or n where the schedule changes them, or the gradient's signal
-        does."""
+        does. Called between two updates, with no rollouts in progress where they change."""
         is_due = self.opened.problems.end_update == self.cursor.M
         if self.grows_by_gradient:
             n = choose_n(self.cell, self.growth)
@@ -258,13 +278,18 @@ class CellTrainer:
         return bool(self.cell.n_max)
 
     def _updates_before_switch(self) -> int:
+        """Updates until B_p or n may change; sys.maxsize where they never do."""
         if self.grows_by_gradient:
             return self.growth.updates_to_check()
         switch = self.opened.problems.end_update
         return sys.maxsize if switch is None else switch - self.cursor.M
 
     def _advance_cursor(self, metrics: Metrics, updates: int, batches: int) -> None:
-        """Count `updates` and the batches of problems that were sampled for them."""
+        """Count `updates` and the `batches` of B_p problems that were sampled for them.
+
+        `metrics` are merged over these updates. What counts in C is decided here: all rollouts of
+        all batches.
+        """
         cell = self.opened.problems.cell
         problem_order = self.opened.problems.problem_order
         if self.grows_by_gradient:
@@ -281,8 +306,12 @@ class CellTrainer:
         )
 
     def run_updates(self, count: int) -> None:
-        """`count` updates, or fewer if too many in a row are not finite. A batch is of one update,
-        or of several of a task that verifies on device; every update samples its own rollouts."""
+        """Makes `count` updates, or fewer if too many in a row are not finite.
+
+        A batch is of one update, or of several where the update's program samples and verifies
+        itself (rl/fused_rollouts.py); every update samples its own rollouts. B_p and n must not
+        change within these updates: `train_to` sees to that.
+        """
         programs = self.programs
         problems = self.opened.problems
         last_update = self.cursor.M + count
@@ -291,11 +320,12 @@ class CellTrainer:
         while int(self.state.step) < last_update and not self.is_failing:
             updates_left = last_update - int(self.state.step)
 
-            # Problems, rollouts and rewards. Of a task verified on device, problems alone: the
-            # update makes rollouts and rewards itself.
+            # Problems, rollouts and rewards (`RolloutBatch`). Where the update's program makes
+            # rollouts and rewards itself, problems alone (`ProblemBatches`, of several updates).
             batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
 
-            # Advantages, loss, gradient, AdamW (rl/train_step.py). The state before is donated.
+            # Advantages, loss, gradient, AdamW (rl/train_step.py). The state before is donated: its
+            # arrays must not be read any more.
             self.state, result = programs.rollout_programs.update(
                 self.state, self.opened.base_params, batch.inputs, programs.coefficients
             )
@@ -317,8 +347,11 @@ class CellTrainer:
         self._advance_cursor(sums, updates, batches=updates + extra_batches)
 
     def _report_update(self, batch: SourcedBatch, metrics: Metrics, C: int) -> None:
-        """Call the hook, in process 0; the others help to gather the rollouts. C: with those of
-        this update."""
+        """Call the hook, in process 0; the others help to gather the rollouts.
+
+        metrics: of this update alone. C: rollouts so far, with those of this update. A run with a
+        hook has its rollouts outside of the update's program, so the batch is a RolloutBatch.
+        """
         assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
         cell = self.opened.problems.cell
         rollouts = batch.inputs.rollouts
@@ -328,6 +361,7 @@ class CellTrainer:
         if not multiprocess.is_primary():
             return
 
+        # Rows after the first B_p are padding.
         ids = np.asarray(batch.inputs.problems.ids)[: cell.B_p].tolist()
         layout = Layout(cell.B_p, cell.n, shards=rollouts.tokens.shape[0])
         report = UpdateReport(
@@ -347,7 +381,11 @@ class CellTrainer:
         call_hook(self.hook, report)
 
     def evaluate(self, eval_index: int, target: int) -> None:
-        """Evaluates the policy on all problem sets and records the point."""
+        """Evaluates the policy on all problem sets and records the point.
+
+        eval_index: of `target` in the grid of C; draws of rollouts belong to it. DeadStart at
+        C = 0 where no run can learn; then nothing is recorded.
+        """
         evaluator = self.programs.evaluator
         params = self.policy_state.params
         evaluator.publish(params, self.cursor.M)
@@ -375,7 +413,10 @@ class CellTrainer:
             self.save()
 
     def _record(self, point: EvalPoint, of_validation: EvalCounts) -> None:
-        """Write a point to the ledger, and a few of its rollouts to samples.txt, in process 0."""
+        """Write a point to the ledger, and a few of its rollouts to samples.txt, in process 0.
+
+        `of_validation`: of the validation set, whose rollouts are shown.
+        """
         now = time.monotonic()
         ledger = self.outputs.ledger
         if ledger:
@@ -399,7 +440,8 @@ class CellTrainer:
         return int(self.state.consecutive_nonfinite) >= max_consecutive
 
     def fail(self) -> None:
-        """Saves and records that the run broke off, and raises why."""
+        """Saves and records that the run broke off, and raises why: a FloatingPointError."""
+        # Skipped updates left the policy as it was, so the state to save is the one before them.
         M, skipped = self.cursor.M, int(self.state.consecutive_nonfinite)
         reason = (
             f"loss or gradient not finite in the updates {M - skipped + 1} to {M}, {skipped} in a "
@@ -415,14 +457,15 @@ class CellTrainer:
 
     @property
     def checkpoint_due(self) -> bool:
-        """By this process's clock."""
+        """Whether a checkpoint is due by this process's clock; that of process 0 decides."""
         return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
 
     def save(self) -> None:
-        """Save the state, and the rollouts that are in progress."""
+        """Save the state, and the rollouts that are in progress, in the background."""
         in_progress = self.opened.rollout_source.save()
         state = self.state
         if self.programs.moments_on_host:
+            # A checkpoint is read with the shardings of the devices (`SweepPrograms.state_shapes`).
             state = place_moments(state, on_host=False)
         seconds = time.monotonic() - self.last_point_at
         cursor = replace(self.cursor, pending=in_progress.meta, seconds=seconds)

@@ -27,8 +27,8 @@ SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
-    """Records evaluations (runs/ledger.py). `targets`: values of the grid of C so far;
-    `last_update`: M of the last."""
+    """Records evaluations (runs/ledger.py). `targets`: the values of the grid of C that it has,
+    rising; `last_update`: M of the last of them, 0 where there is none."""
 
     @property
     def targets(self) -> list[int]: ...
@@ -45,9 +45,9 @@ class PointLedger(Protocol):
 class CellOutputs:
     """Where a cell's run writes; `ledger` is None in a process that does not write it."""
 
-    folder: Path
+    folder: Path  # the cell's, such as runs/NAME/cells/32x8-s0
     ledger: PointLedger | None
-    start_upload: StartUpload | None
+    start_upload: StartUpload | None  # None: checkpoints are not copied elsewhere
     on_progress: Callable[[int, float | None], None]  # C so far, and the reward at an evaluation
     on_start: Callable[[StartReport], None] = lambda report: None  # before the first update
 
@@ -55,15 +55,21 @@ class CellOutputs:
 def write_samples(
     path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint
 ) -> None:
-    """Appends a few rollouts in place of what an earlier attempt has written, each after its prompt
-    and before what it was rewarded for; what all prompts begin with is said once. «» are around
-    what the policy did not draw: a reply of the task, or the text of an interruption."""
+    """Appends a few rollouts of an evaluation to samples.txt, for a person to read.
+
+    Each stands after its prompt and before its reward; what all prompts begin with is written once
+    in the file. «» are around what the policy did not draw: a reply of the task, or the text of an
+    interruption. What a broken-off run had written from this evaluation on is replaced.
+
+    problems: of the validation set, in the order of `counts`; the first SHOWN_SAMPLES are shown.
+    """
     metrics_text = ", ".join(f"{name} = {x:.3f}" for name, x in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
 
+    # Everything from an equal header on was written by a run that broke off before its checkpoint.
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
-    # without a header that a kill or a full disk cut off
+    # up to the last whole line: a kill or a full disk may have cut off the one after it
     retained = retained[: retained.rfind(b"\n") + 1]
 
     shown = problems[:SHOWN_SAMPLES]
@@ -71,6 +77,7 @@ def write_samples(
     beginning = shared_beginning(prompts)
     beginning_text = describe_beginning(beginning)
     lines = [] if beginning_text.encode() in retained else [beginning_text]
+    # Not strict: there is a rollout of every problem, and a few are shown.
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
         rollout = prompt.removeprefix(beginning) + mark_context(task, sample.tokens)
         indented = rollout.replace("\n", "\n    ")
@@ -85,7 +92,8 @@ def write_samples(
 
 
 def _first_rollouts(counts: EvalCounts) -> Iterator[RolloutSample]:
-    """The first rollout of each problem, in their order."""
+    """The first rollout of each problem, in their order; described in full where `counts` kept
+    samples, else by its tokens and reward alone."""
     if counts.samples:
         yield from (samples[0] for samples in counts.samples)
     else:
