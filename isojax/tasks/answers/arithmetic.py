@@ -64,8 +64,13 @@ def exact_value(node: Node) -> Fraction:
 
 def _apply_exactly(function: str, values: list[Fraction]) -> Fraction:
     """The value of a function, such as "+" or "binom", of rational arguments; Inexact where it is
-    irrational or undefined, or has no exact version here (sin, log, ...)."""
-    # Of a function with one argument, first and last are the same.
+    irrational or undefined, or has no exact version here (sin, log, ...).
+
+    values: one for "negate", "percent", "abs", "floor", "ceil" and "!"; two for "*", "/", "^"
+    (base, exponent), "root" (radicand, index) and "binom" (top, bottom); two or more for "+".
+    """
+    # Of a function with one argument, first and last are the same. A condition that fails, such as
+    # a denominator of 0, leads to `raise Inexact` at the end.
     first, last = values[0], values[-1]
     match function:
         case "+":
@@ -98,6 +103,7 @@ def _apply_exactly(function: str, values: list[Fraction]) -> Fraction:
 
 
 def _power_exactly(base: Fraction, exponent: Fraction) -> Fraction:
+    """A power with a whole exponent; Inexact for other exponents, 0^0, and too large values."""
     if exponent.denominator != 1 or (base == 0 and exponent <= 0):
         raise Inexact
     num_bits = base.numerator.bit_length() + base.denominator.bit_length()
@@ -107,6 +113,7 @@ def _power_exactly(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _square_root_exactly(value: Fraction) -> Fraction:
+    """3/2 of 9/4; Inexact where numerator or denominator is no square."""
     numerator, denominator = isqrt(value.numerator), isqrt(value.denominator)
     if numerator**2 != value.numerator or denominator**2 != value.denominator:
         raise Inexact
@@ -114,6 +121,8 @@ def _square_root_exactly(value: Fraction) -> Fraction:
 
 
 def _series_exactly(series: Series) -> Fraction:
+    """The value of a sum or product; Inexact where it has too many terms, or an inexact one. It is
+    empty where high < low: 0 for a sum, 1 for a product."""
     low = exact_value(series.low)
     high = exact_value(series.high)
     if low.denominator != 1 or high.denominator != 1 or high - low > _max_terms(series):
@@ -129,6 +138,8 @@ def _series_exactly(series: Series) -> Fraction:
 
 
 def _max_terms(series: Series) -> int:
+    """How large high - low may be: MAX_TERMS where no series is inside the terms, MAX_NESTED_TERMS
+    where one is, 0 where there are more, since each of them is computed for every term."""
     num_inside = sum(name == "series" for name in functions(series.term))
     if num_inside == 0:
         return MAX_TERMS
@@ -137,7 +148,7 @@ def _max_terms(series: Series) -> int:
 
 def substitute(node: Node, values: Mapping[str, Node]) -> Node:
     """An expression with other expressions in place of its variables: x + 1 with {"x": Number(2)}
-    is 2 + 1."""
+    is 2 + 1. Variables that `values` does not name stay, and so do nodes that are no expression."""
     match node:
         case Symbol(name, is_constant=False):
             return values.get(name, node)
@@ -202,8 +213,9 @@ class Arithmetic:
     context: Any
 
     def value(self, node: Node, digits: int) -> Value:
-        """The value of an expression without variables, with so many decimal digits; Undefined
-        where it has no finite value."""
+        """The value of an expression without variables, computed with so many decimal digits, such
+        as DIGITS[0]; Undefined where it has no finite value. The number of digits stays set in
+        `context` until the next call, and what is computed in between has it too."""
         self.context.dps = digits
         try:
             result = self._value(node)
@@ -229,7 +241,7 @@ class Arithmetic:
             case Number(value):
                 return context.mpf(value.numerator) / value.denominator
             case Symbol("pi", is_constant=True):
-                return context.pi * 1
+                return context.pi * 1  # a number with the digits that are set now
             case Symbol("e", is_constant=True):
                 return context.e * 1
             case Symbol("i", is_constant=True):
@@ -256,9 +268,11 @@ class Arithmetic:
         return total
 
     def _apply(self, function: str, values: list[Value]) -> Value:
-        """The value of a function, such as "+", "root" or "sin", of these arguments."""
+        """The value of a function, such as "+", "root" or "sin", of these arguments; their number
+        and order are those of `_apply_exactly`, and "log" has a number and perhaps a base. An
+        exception of mpmath, or Undefined, where it has none."""
         context = self.context
-        first, last = values[0], values[-1]
+        first, last = values[0], values[-1]  # the same where there is one argument
         match function:
             case "+":
                 return sum(values[1:], first)
@@ -280,6 +294,7 @@ class Arithmetic:
                 return self._power(first, last)
             case "root":
                 return context.sqrt(first) if last == 2 else self._root(first, last)
+            # _check_size: Undefined for arguments so large that mpmath would hang.
             case "!":
                 self._check_size(first)
                 return context.factorial(first)
@@ -318,7 +333,8 @@ class Arithmetic:
 
     def equal(self, first: Node, second: Node) -> bool:
         """Whether two expressions are equal wherever both have a value: 2 (x + 1) and 2 x + 2.
-        Expressions without a value, as 1/0, are equal only if they are the same tree."""
+        Expressions without a value, as 1/0, are equal only if they are the same tree. Undefined is
+        raised where one is no expression: a list, a relation or a matrix."""
         if first == second:
             return True
 
@@ -326,6 +342,7 @@ class Arithmetic:
         if not names:
             return self._equal_numbers(first, second)
 
+        # Expressions with variables: equal if they are at each point at which both have a value.
         is_complex = "i" in {*functions(first), *functions(second)}
         num_compared = 0
         for point in self._points(names, first, second):
@@ -342,12 +359,14 @@ class Arithmetic:
             if not self._equal_numbers(at_first, at_second):
                 return False
             num_compared += 1
-        return num_compared >= 2
+        return num_compared >= 2  # fewer points prove nothing
 
     def _has_imaginary_part(self, value: Value) -> bool:
         return bool(abs(self.context.im(value)) > abs(value) * 1e-30)
 
     def _equal_numbers(self, first: Node, second: Node) -> bool:
+        """Whether two expressions without variables are equal, exactly if both are rational, else
+        in floating point; False where one has no value."""
         try:
             return exact_value(first) == exact_value(second)
         except (Inexact, ArithmeticError, RecursionError):
@@ -359,7 +378,8 @@ class Arithmetic:
 
     def _vanishes(self, first: Node, second: Node) -> bool:
         """Whether two numbers are equal: their difference, computed with more and more digits,
-        gets smaller with each. That of different numbers, however small, keeps its size."""
+        gets smaller with each. That of different numbers, however small, keeps its size. Undefined
+        where one has no value. The expressions have no variables."""
         differences: list[Value] = []  # for each of DIGITS
         size: Value = 0  # the larger of the two numbers
         for digits in DIGITS:
@@ -378,6 +398,8 @@ class Arithmetic:
             return self._vanishes_at_size(first, second, self.context.mag(size))
         if differences[-1] == 0:
             return True
+        # Of equal numbers, the 130 digits from DIGITS[1] to DIGITS[2], or more, shrink it far more
+        # than the 10^-60 that are asked for here.
         largest = max(differences[:-1])
         return largest == 0 or differences[-1] < largest * self.context.mpf(10) ** -60
 
@@ -392,7 +414,8 @@ class Arithmetic:
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
         """NUM_POINTS points at which to compare expressions, each a value for each variable:
         {"x": Number(...)}. They are the same in each call: fractions of both signs, or positive
-        integers where a series, a factorial or a binomial needs them."""
+        integers where a series, a factorial or a binomial needs them. names: of all variables in
+        the nodes, sorted, since the values are drawn in this order."""
         function_names = {name for node in nodes for name in functions(node)}
         needs_integers = not function_names.isdisjoint(("series", "!", "binom"))
 
@@ -403,6 +426,7 @@ class Arithmetic:
                 if needs_integers:
                     value = Fraction(draw.randint(4, 12))
                 else:
+                    # From .1 to 4, in the later points negative.
                     sign = -1 if number > NUM_POINTS // 2 else 1
                     value = sign * Fraction(draw.randint(100, 4000), 1009)
                 point[name] = Number(value)
@@ -410,7 +434,9 @@ class Arithmetic:
 
     def proportional(self, first: Node, second: Node) -> Value | None:
         """The constant c for which first = c second, whatever the variables are: 2 for 2 x and x.
-        None where there is no such constant, or where neither expression has variables."""
+        None where there is no such constant, or where neither expression has variables. c is a
+        number of mpmath, which may be complex, and is never 0. Undefined where one of them is no
+        expression."""
         names = sorted(variables(first) | variables(second))
         if not names:
             return None
@@ -422,7 +448,7 @@ class Arithmetic:
                 denominator = self.value(substitute(second, point), DIGITS[0])
             except Undefined:
                 continue
-            if denominator == 0 or numerator == 0:
+            if denominator == 0 or numerator == 0:  # no factor, or 0, which would be no equation
                 return None
             factors.append(numerator / denominator)
         if len(factors) < 2:  # too few points at which both have a value
@@ -446,9 +472,11 @@ class Arithmetic:
     def is_rounded(self, rounded: Number, node: Node) -> bool:
         """Whether a decimal number is the value of an expression, cut off or rounded: 3.141592 and
         3.141593 are pi. The number must have six decimals or more, and six significant digits, so
-        that 3.14 and 0.000001 count as no such number."""
+        that 3.14 and 0.000001 count as no such number. node: an expression without variables; False
+        where it has no value."""
         if rounded.decimals is None or rounded.decimals < 6:
             return False
+        # The digits without the point, as an integer: below 10^5 it has five digits or fewer.
         if abs(rounded.value) * 10**rounded.decimals < 10**5:
             return False
         try:
@@ -461,4 +489,5 @@ class Arithmetic:
         # A number that was cut off is smaller by less than one unit of its last digit; a number
         # that was rounded up is larger by at most half a unit.
         excess = abs(decimal) - abs(value)
+        # A little more than .5, for the rounding errors of `excess` itself.
         return bool(abs(value - decimal) < unit and excess <= unit * 0.500001)

@@ -98,7 +98,7 @@ class _Box:
 class _Boxes:
     """The boxes of a text, of which there is at least one."""
 
-    complete: list[_Box]
+    complete: list[_Box]  # those that end, in any order
     last_unfinished: int  # where the last box begins that does not end; -1: all end
 
     @property
@@ -122,7 +122,7 @@ def last_box(text: str) -> str | None:
 def stated_box(text: str) -> str | None:
     """The content of the last box as in `last_box`, but "" where the text around the box denies it
     or takes it back ("it cannot be [7]", "[7] is wrong"), or makes another number of it ("2^[7]").
-    With a minus sign before the box the content is negated."""
+    With a minus sign before the box the content is negated: "-(7)". None where there is no box."""
     boxes = _find_boxes(text)
     if boxes is None:
         return None
@@ -157,7 +157,9 @@ def _content_of(text: str, boxes: _Boxes, last: _Box) -> str:
 def _with_boxes_before(text: str, boxes: _Boxes, last: _Box, content: str) -> str:
     r"""The contents of a list of boxes that ends with `last`, joined by commas: "1, 2" for
     "\boxed{1} and \boxed{2}". Boxes belong to the list as long as there is nothing but commas,
-    "and" or "or" between them; a repeated content counts once. content: that of the last box."""
+    "and" or "or" between them. A box with the same content as the box after it in the list is left
+    out: "1, 1" becomes "1". content: that of the last box, with the unit behind it, which
+    text[last.start : last.end] lacks."""
     before = [box for box in boxes.complete if box.behind <= last.command]
     before.sort(key=lambda box: box.behind)
 
@@ -179,14 +181,14 @@ def _with_boxes_before(text: str, boxes: _Boxes, last: _Box, content: str) -> st
 
         first = box
         box_content = text[box.start : box.end]
-        if box_content.strip() != contents[0].strip():
+        if box_content.strip() != contents[0].strip():  # contents[0] is that of the box after it
             contents.insert(0, box_content)
     return ", ".join(contents)
 
 
 def _find_boxes(text: str) -> _Boxes | None:
     """The positions of all boxes of a text, found in one pass over its braces; None where there is
-    no box."""
+    no box. A box without a closing brace counts only for `last_unfinished`."""
     if "boxed" not in text and "fbox" not in text:
         return None
 
@@ -196,6 +198,8 @@ def _find_boxes(text: str) -> _Boxes | None:
         box = _Box(simple.start(), simple.start(1), simple.end(1), simple.end())
         return _Boxes([box], last_unfinished=-1)
 
+    # Where each box begins, by the place right behind its command: its opening brace, or the
+    # content itself where there is no brace.
     command_at = {match.end(): match.start() for match in _BOX_COMMAND.finditer(text)}
     complete: list[_Box] = []
     for start, command in command_at.items():
@@ -205,7 +209,7 @@ def _find_boxes(text: str) -> _Boxes | None:
             complete.append(_Box(command, start, end, end))
 
     # Match each closing brace with the last open one: that pair is a box if a command precedes it.
-    open_braces: list[int] = []
+    open_braces: list[int] = []  # positions of braces that are not closed yet, the innermost last
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
             open_braces.append(brace.start())

@@ -27,7 +27,8 @@ _ENDING = re.compile(r"\s*(?:です|입니다|이다)?[\s.!]*$")
 
 def answer_at_the_end(text: str) -> str | None:
     """The answer that the last sentence of a text in Chinese, Japanese or Korean states: "C" for
-    故选C, "①③" for 答案为:①③. None where it states none, denies it, or has other words with it."""
+    故选C, "①③" for 答案为:①③. None where it states none, denies it, or has other words with it, and
+    for texts in other languages."""
     sentence = _SENTENCE_ENDS.split(text.strip())[-1].strip(" *#>")
     if "?" in sentence or not _CJK_LETTER.search(sentence):
         return None

@@ -5,7 +5,9 @@ from isojax.tasks.answers.tree import Apply, Colon, Node, Quantity
 
 
 def same_colons(reference: Node, response: Node) -> bool:
-    """Times are the same digit by digit; ratios in proportion, 3:2 also as 3/2."""
+    """Whether two answers, at least one of them a time or a ratio (Colon), are the same. Times are
+    the same digit by digit; ratios in proportion, 3:2 also as 3/2. False where the reference is no
+    Colon. Units are left out."""
     reference = reference.value if isinstance(reference, Quantity) else reference
     response = response.value if isinstance(response, Quantity) else response
     if not isinstance(reference, Colon):

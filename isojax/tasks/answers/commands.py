@@ -72,7 +72,8 @@ class Reader(Protocol):
 def take_function(reader: Reader, name: str) -> Node:
     r"""A function with what follows its name: the base of a logarithm, a power of the function, and
     the argument, as in \log_2 8 and \sin^2 x (which is (\sin x)^2). The power -1 is the inverse
-    function. name: without its backslash; the cursor is behind it."""
+    function, which only sin, cos and tan have here. name: without its backslash, such as "sin" or
+    "log"; the cursor is behind it."""
     name = FUNCTION_NAMES.get(name, name)
     base: Node | None = None
     if name == "log" and reader.cursor.take(_SUBSCRIPT_SIGN):
@@ -80,6 +81,7 @@ def take_function(reader: Reader, name: str) -> Node:
     power: Node | None = None
     if reader.cursor.take(_POWER_SIGN):
         power = reader.exponent()
+    # In brackets the argument ends with them, \sin(x) y; without, it is a product, \sin 2x.
     has_brackets = reader.cursor.next_is("(", "{")
     argument = _power_without_exponent(reader) if has_brackets else _function_product(reader)
 
@@ -102,6 +104,7 @@ def _argument_number(reader: Reader) -> Node:
 
 
 def _power_without_exponent(reader: Reader) -> Node:
+    """An argument in brackets; what follows, such as the ^2 of \\sin(x)^2, is not part of it."""
     node = reader.primary()
     if isinstance(node, Group):
         raise Unreadable("arguments")
@@ -124,7 +127,8 @@ def _function_product(reader: Reader) -> Node:
 
 
 def take_root(reader: Reader) -> Node:
-    """A radicand, behind the root's index."""
+    """A root, with the cursor behind its name: [3]{8} has an index and a radicand, {8} and (8) a
+    radicand alone (then the index is 2)."""
     index: Node = Number(Fraction(2))
     if reader.cursor.take_text("["):
         with reader.cursor.inside(brackets=False):
@@ -149,6 +153,7 @@ def _binomial(reader: Reader) -> Node:
 
 
 def _between(reader: Reader, function: str, closing: str) -> Node:
+    """A function of the sum up to its closing command: "floor" up to \\rfloor."""
     with reader.cursor.inside(brackets=False):
         node = reader.sum()
     reader.cursor.expect(closing)
@@ -156,6 +161,7 @@ def _between(reader: Reader, function: str, closing: str) -> Node:
 
 
 def _set_of(reader: Reader, closing: str) -> Node:
+    """A set, with the cursor behind its opening brace: its items, or a condition (x : x > 3)."""
     if reader.cursor.take_text(closing):
         return EMPTY_SET
     has_condition = reader.cursor.take(_SET_BUILDER) is not None
@@ -180,7 +186,8 @@ def _number_set(reader: Reader) -> Node:
 
 def _series(reader: Reader, is_sum: bool) -> Node:
     """A sum or a product, with the cursor behind \\sum or \\prod: _{k=1}^{10} k^2. One with
-    infinitely many terms is Unreadable."""
+    infinitely many terms is Unreadable. _SERIES_START has taken the opening brace and "k =" when
+    the lower bound is read."""
     start = reader.cursor.take(_SERIES_START)
     if start is None:
         raise Unreadable("series")
@@ -196,7 +203,9 @@ def _series(reader: Reader, is_sum: bool) -> Node:
 
 
 def _matrix(reader: Reader) -> Node:
-    """A matrix, with the cursor behind \\begin: {pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}."""
+    """A matrix, with the cursor behind \\begin: {pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}.
+    Unreadable where its rows differ in length, and for a determinant (vmatrix) or any other
+    environment."""
     environment = reader.cursor.take(_MATRIX)
     if environment is None:
         raise Unreadable("environment")
@@ -208,7 +217,7 @@ def _matrix(reader: Reader) -> Node:
             while reader.cursor.take_text("&"):
                 row.append(reader.relation())
             rows.append(tuple(row))
-            if not reader.cursor.take(_ROW_END):
+            if not reader.cursor.take(_ROW_END):  # the last row may go without \\
                 break
     reader.cursor.expect(f"\\end{{{environment[1]}}}")
 

@@ -27,8 +27,8 @@ def compound_quantity(text: str) -> Quantity | None:
     """The quantity that an answer states in several units of one kind, in the first of these units:
     "2 hours and 30 minutes" is 2.5 hours.
 
-    None for any other text, and where a part is one unit of the part before it or more ("2 hours 75
-    minutes").
+    None for any other text, for a single quantity such as "5 cm", and where a part is one unit of
+    the part before it or more ("2 hours 75 minutes"), or is in a larger unit than that.
     """
     if len(text) > MAX_LENGTH or not text[:1].isdigit():
         return None
@@ -43,6 +43,7 @@ def compound_quantity(text: str) -> Quantity | None:
             return None
 
         unit = read_unit(match[2])
+        # One dimension, as of hours, and no word that is in no table.
         if unit is None or len(unit.dimensions) != 1 or unit.words:
             return None
         parts.append(_Part(Fraction(match[1]), unit))
@@ -55,6 +56,8 @@ def compound_quantity(text: str) -> Quantity | None:
 
 
 def _sum_of(parts: list[_Part]) -> Quantity | None:
+    """The sum of the parts, largest unit first, in the unit of the first; None where there is one
+    part alone, or where they do not follow each other as in `compound_quantity`."""
     if len(parts) < 2:
         return None
 

@@ -29,7 +29,8 @@ _SUBSCRIPT = re.compile(r"_(?=[0-9a-zA-Z{])")
 
 
 class ComputerAlgebra:
-    """math-verify's parser and comparison, of whole expressions only."""
+    """math-verify's parser and comparison, of whole expressions only. math_verify: the imported
+    package, whose functions `parse` and `verify` are used."""
 
     def __init__(self, math_verify: ModuleType) -> None:
         self._verify = math_verify.verify
@@ -48,13 +49,16 @@ class ComputerAlgebra:
     def same(self, reference: str, response: str) -> bool:
         r"""Whether two normalized answers, such as "\int_0^1 x dx" and "\frac{1}{2}", have the same
         value. False where neither needs algebra, which other code compares better, or where one
-        cannot be read."""
+        cannot be read. reference and response may be swapped."""
         texts = (reference, response)
+        # Both must be short and of known commands alone, since the parser skips what it does not
+        # know.
         if not all(_is_expression(text) for text in texts):
             return False
         if not any(_NEEDS_ALGEBRA.search(text) for text in texts):
             return False
 
+        # For each text a list that begins with its expression of SymPy; empty where it is no math.
         parsed = [self._parse(text) for text in texts]
         if not all(parsed):
             return False
@@ -69,7 +73,8 @@ class ComputerAlgebra:
 
 
 def _are_same_numbers(first: Any, second: Any) -> bool:
-    """Whether two numbers of SymPy are equal: math-verify takes all below 1e-15 for 0."""
+    """Whether two numbers of SymPy are equal to nine digits: math-verify takes all below 1e-15 for
+    0. False where one has no finite value."""
     first = first.doit()
     second = second.doit()
     if first == second:
@@ -79,11 +84,13 @@ def _are_same_numbers(first: Any, second: Any) -> bool:
         second_value = complex(second.evalf(30))
     except (TypeError, ValueError, OverflowError):
         return False
+    # Numbers that both become 0 as floats count as different.
     size = max(abs(first_value), abs(second_value))
     return size != 0 and abs(first_value - second_value) <= RELATIVE_TOLERANCE * size
 
 
 def _is_expression(text: str) -> bool:
+    """Whether a text has at most MAX_LENGTH characters, and no words or unknown commands."""
     if len(text) > MAX_LENGTH:
         return False
     rest = _SUBSCRIPT.sub("", _KNOWN_COMMANDS.sub("", text))

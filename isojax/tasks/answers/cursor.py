@@ -13,7 +13,8 @@ class Unreadable(Exception):
 
 
 class Cursor:
-    """What reads from it leaves `position` behind what it has read."""
+    """A text and a place in it; what reads from it leaves `position` behind what it has read. All
+    methods but `take` and `inside` first skip spaces."""
 
     def __init__(self, text: str, with_exponents: bool) -> None:
         self.text = text
@@ -67,7 +68,8 @@ class Cursor:
 
         brackets: whether a comma separates items here, so that 1,234 are two numbers. Unreadable is
         raised where more than MAX_DEPTH brackets are open. After any Unreadable the cursor is not
-        used any more, so that its state need not be restored.
+        used any more, so that its state need not be restored. Bars are counted from 0 in there,
+        since a bracket within |...| may hold absolute values itself.
         """
         saved_in_brackets = self.in_brackets
         saved_bars = self.bars

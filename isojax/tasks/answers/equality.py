@@ -37,7 +37,12 @@ MAX_ITEMS = 64  # of an unordered list, compared pair by pair
 
 
 class Equality:
-    """Compares the trees of two answers."""
+    """Compares the trees of two answers.
+
+    In all methods the reference's node comes first and the response's second, since the response
+    may leave out what the reference has, and not the other way round. Between `same` and its
+    answer, Undefined may be raised where two nodes cannot be compared.
+    """
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
@@ -51,8 +56,13 @@ class Equality:
             return False
 
     def _same(self, reference: Node, response: Node) -> bool:
-        """The comparison of two nodes, by their kinds: relations, sets, lists, then single
-        values."""
+        """The comparison of two nodes, by their kinds: relations (x < 3), unions and other
+        operations on sets, lists (Group), then single values.
+
+        The order matters: x < 3 must be found the same as the interval (-infinity, 3), so that
+        relations and sets are tried before lists, and each kind is decided by the first test that
+        applies to either node. `_same_scalars` must get no Relation or Group.
+        """
         if reference == response:
             return True
         if isinstance(reference, Relation) or isinstance(response, Relation):
@@ -60,7 +70,9 @@ class Equality:
         if any(isinstance(node, SetOperation) or node == REALS for node in (reference, response)):
             return self._same_sets(reference, response)
 
-        if _is_single(reference) != _is_single(response):  # {5} is 5
+        # {5} is 5: where one of them is a set of one item, compare the item. The other is no such
+        # set, so that `_only_item` returns it unchanged.
+        if _is_single(reference) != _is_single(response):
             return self._same(_only_item(reference), _only_item(response))
         if isinstance(reference, Group):
             return self._same_groups(reference, response)
@@ -76,16 +88,21 @@ class Equality:
         match reference, response:
             case Matrix(reference_rows), Matrix(response_rows):
                 return self._same_rows(reference_rows, response_rows)
-            case BaseNumeral(digits), Number(value):  # the base may be left out: 52 for 52_8
+            # The base may be left out, 52 for 52_8, which then is read as a Number: its decimal
+            # digits must be those of the numeral. A3_16 has a letter, and equals no Number.
+            case BaseNumeral(digits), Number(value):
                 return digits.isdigit() and value == int(digits)
             case Residue(), Residue():
                 return self._same_residues(reference, response)
+            # "mod 7" may be left out by the response.
             case Residue(value), _ if not isinstance(response, Matrix | Colon | BaseNumeral):
                 return self._same(value, response)
+            # A time or a ratio, such as 2:30 or 3:2.
             case (Colon(), _) | (_, Colon()):
                 return same_colons(reference, response)
         # Two different kinds: a matrix or a number in a base equals nothing else, and 3 mod 7 is no
-        # answer where 3 is the reference.
+        # answer where 3 is the reference. (Two equal numerals were found so by `_same`, since their
+        # trees are equal.)
         if isinstance(reference, Matrix | BaseNumeral):
             return False
         if isinstance(response, Matrix | BaseNumeral | Residue):
@@ -102,6 +119,7 @@ class Equality:
         )
 
     def _same_residues(self, reference: Residue, response: Residue) -> bool:
+        """Whether both are one residue class: 10 mod 7 and 3 mod 7."""
         if not self._same(reference.modulus, response.modulus):
             return False
         try:
@@ -113,7 +131,9 @@ class Equality:
 
     def _same_quantities(self, reference: Node, response: Node) -> bool:
         """Whether two numbers or expressions, with or without units, are the same: 50 cm and 0.5 m;
-        5 where the reference is 5 cm."""
+        5 where the reference is 5 cm. Also of times with a unit, such as 2:30 pm."""
+        # The factor from the response's unit to the reference's: 1 where one of them has no unit,
+        # None where they measure different things.
         reference_unit = reference.unit if isinstance(reference, Quantity) else None
         response_unit = response.unit if isinstance(response, Quantity) else None
         factor = conversion(reference_unit, response_unit)
@@ -131,7 +151,8 @@ class Equality:
         if self._same_values(reference, response):
             return True
 
-        # 50% is 50 as well as 0.5 where the other side has no percent sign.
+        # 50% is 50 as well as 0.5 where the other side has no percent sign. As 0.5 it was compared
+        # above; here the other side gets the sign that it lacks.
         if _is_percent(reference) and not _is_percent(response):
             return self._same_values(reference, Apply("percent", (response,)))
         if _is_percent(response) and not _is_percent(reference):
@@ -139,8 +160,10 @@ class Equality:
         return False
 
     def _same_values(self, reference: Node, response: Node) -> bool:
-        """Whether two expressions without units are equal, or one of them is a decimal number to
-        which the other was rounded: 3.141593 and pi."""
+        """Whether two expressions without units are equal, or one of them is a decimal number of
+        six digits or more to which the other was rounded: 3.141593 and pi."""
+        # A number written with a decimal point, with its sign; None for any other expression.
+        # is_rounded: whether the decimal is the expression's value, rounded or cut off.
         reference_decimal = decimal(reference)
         response_decimal = decimal(response)
         if response_decimal is not None and reference_decimal is None:
@@ -148,7 +171,8 @@ class Equality:
             if is_number and self.arithmetic.is_rounded(response_decimal, reference):
                 return True
         elif reference_decimal is not None and response_decimal is None:
-            # An integer is no exact value that the decimal was rounded from: 3 for 3.0000001.
+            # An integer is no exact value that the decimal was rounded from: 3 for 3.0000001. (The
+            # branch above has no such test: there is_rounded alone decides on integers.)
             is_integer = isinstance(response, Number) and response.value.denominator == 1
             is_number = not is_integer and not variables(response)
             if is_number and self.arithmetic.is_rounded(reference_decimal, response):
@@ -159,7 +183,10 @@ class Equality:
 
     def _same_groups(self, reference: Group, response: Node) -> bool:
         """Whether two lists, sets, tuples or intervals are the same. Lists without brackets, and
-        sets, have their items in any order; tuples in theirs."""
+        sets, have their items in any order; tuples in theirs.
+
+        `unnamed` leaves out the name that the items of a list share: 1, 2 for x = 1, x = 2.
+        """
         if not isinstance(response, Group):
             return False
         brackets = {reference.brackets, response.brackets}
@@ -169,7 +196,8 @@ class Equality:
             return self._same_set_items(reference.items, response.items)
 
         # A tuple may leave out its brackets. Those of a set and of an interval, [1, 5) or (1, 5],
-        # have a meaning, and may not differ.
+        # have a meaning, and may not differ. So different brackets are allowed only where one side
+        # has none ("") and the other is neither a set nor may be an interval.
         if reference.brackets != response.brackets:
             has_square_bracket = any("[" in pair or "]" in pair for pair in brackets)
             may_be_interval = has_square_bracket and len(reference.items) == 2
@@ -178,7 +206,8 @@ class Equality:
         return self._same_in_order(unnamed(reference.items), unnamed(response.items))
 
     def _same_set_items(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
-        """Whether each set has every item of the other, however often."""
+        """Whether each set has every item of the other, however often. Long ones, of more than
+        MAX_ITEMS items, are compared in order, since each pair of items takes time."""
 
         def contains(items: tuple[Node, ...], node: Node) -> bool:
             return any(self._same(item, node) for item in items)
@@ -190,7 +219,8 @@ class Equality:
         return all(contains(response, item) for item in reference)
 
     def _same_in_any_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
-        """Whether a response has each item of the reference, and no others, in any order."""
+        """Whether a response has each item of the reference, and no others, in any order. Long
+        lists are compared in order, as in `_same_set_items`."""
         if max(len(reference), len(response)) > MAX_ITEMS:
             return self._same_in_order(reference, response)
         if len(reference) > len(response):
@@ -216,6 +246,8 @@ class Equality:
     # --- equations and inequalities
 
     def _same_relations(self, reference: Node, response: Node) -> bool:
+        """Whether two nodes, of which at least one is a relation, are the same: as statements, or
+        as a value and its equation (5 and x = 5), else as sets of real numbers."""
         if isinstance(reference, Relation) and isinstance(response, Relation):
             if self._same_statements(reference, response):
                 return True
@@ -230,6 +262,7 @@ class Equality:
         return self._same_sets(reference, response)
 
     def _same_statements(self, reference: Relation, response: Relation) -> bool:
+        """Whether two relations name one value (x = 5 and 5 = x), or have the same solutions."""
         reference_value = self._named_value(reference)
         response_value = self._named_value(response, is_response=True)
         if reference_value is not None and response_value is not None:
@@ -248,7 +281,8 @@ class Equality:
         3x - y + 13 = 0 and -3x + y = 13; x < 3 and 3 > x.
 
         They have where left - right of one is a multiple of left - right of the other; with a
-        negative factor, the signs of inequalities must be reversed.
+        negative factor, the signs of inequalities must be reversed. Each relation has one operator
+        and two sides.
         """
         (operator,) = reference.operators
         (other_operator,) = response.operators
@@ -272,13 +306,17 @@ class Equality:
         for x = 5; 42 for 6 * 7 = 42; 16, named A, for A = 2 * 8 = 16; 33.3 for 100/3 ~ 33.3 ("~" is
         the sign for about equal). Also the set for x in a set.
 
+        `values` of what is returned has the last side first, but for chains with "~", where the
+        exact values come before it; any of them may be compared.
+
         None where the chain is wrong, such as 6 * 7 = 43, or is an equation to be solved.
         is_response: a response may also name an expression that is asked for, as in m + n = 7.
         """
         if set(relation.operators) - {"=", "~"}:
-            return self._membership(relation)
+            return self._membership(relation)  # of `x in a set`; None for inequalities
 
-        # The name is the first side, or the last of two: 5 = x.
+        # The name is the first side, or the last of two: 5 = x. operators[i] stands between
+        # sides[i] and sides[i + 1], so that both lists lose one entry with the name.
         name: Node | None = None
         sides = list(relation.sides)
         operators = list(relation.operators)
@@ -292,7 +330,7 @@ class Equality:
         last = sides[-1]
         is_about = name is not None and relation.operators[0] == "~"
         if is_response and is_about and not is_decimal(last):
-            return None  # x is about 7
+            return None  # "x is about 7" is a guess; 33.3 may be rounded because that was asked for
         if not operators:
             return NamedValue(name, (last,))
 
@@ -319,7 +357,8 @@ class Equality:
 
     def _is_about(self, value: Node, approximation: Node) -> bool:
         """Whether an approximation is a number that agrees with the value in all its digits, by
-        rounding or cutting: 33.3 for 100/3. Another number would be a second answer."""
+        rounding or cutting: 33.3 for 100/3. Another number would be a second answer. Units are left
+        out of the comparison."""
         value = value.value if isinstance(value, Quantity) else value
         rounded = approximation.value if isinstance(approximation, Quantity) else approximation
         if not isinstance(rounded, Number):
@@ -330,7 +369,8 @@ class Equality:
         except Undefined:
             return False
         # In units of its last digit, a number that was cut off is smaller by less than one, and one
-        # that was rounded up is larger by at most a half.
+        # that was rounded up is larger by at most a half. Without decimals the last digit is the
+        # one before the point.
         units_left_out = (exact - about) * 10 ** (rounded.decimals or 0)
         return bool(-0.5 <= units_left_out < 1)
 
@@ -372,11 +412,12 @@ class Equality:
 
 
 def _is_single(node: Node) -> bool:
-    """Whether it is a set of one."""
+    """Whether a node is a set of one item: {5}."""
     return isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1
 
 
 def _only_item(node: Node) -> Node:
+    """The item of a set of one; any other node unchanged."""
     return node.items[0] if isinstance(node, Group) and _is_single(node) else node
 
 
@@ -385,6 +426,7 @@ def _is_percent(node: Node) -> bool:
 
 
 def _difference(relation: Relation) -> Node:
+    """Left side - right side."""
     return Apply("+", (relation.sides[0], Apply("negate", (relation.sides[1],))))
 
 

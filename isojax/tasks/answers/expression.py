@@ -148,7 +148,12 @@ def sign_inside(node: Node) -> Node:
 
 class ExpressionReader:
     """Reads an answer from left to right by recursive descent; each method leaves the cursor behind
-    what it has read, and raises Unreadable where something else stands there.
+    what it has read, and raises Unreadable where something else stands there. After Unreadable the
+    reader and its cursor must not be used any more.
+
+    cursor.take(pattern) gives the match of a pattern at the cursor, and moves behind it; where
+    there is none it gives None, and the cursor stays. The functions take_... of other modules read
+    at the cursor likewise.
 
     items:     relation, relation ...
     relation:  set_expression < set_expression ...
@@ -166,6 +171,7 @@ class ExpressionReader:
     # --- lists, relations, sets
 
     def read_all(self) -> Node:
+        """The tree of the whole text; of several items, a Group without brackets."""
         items = self.items()
         if not self.cursor.at_end():
             raise Unreadable(self.cursor.text[self.cursor.position :])
@@ -179,7 +185,10 @@ class ExpressionReader:
 
     def relation(self) -> Node:
         """A set expression, or several with relation signs between them: x, x = 5, 1 < x <= 3.
-        Unreadable for a congruence without a modulus, and for a guess such as "\\approx 7"."""
+        Unreadable for a congruence without a modulus, and for a guess such as "\\approx 7".
+
+        A name in words, as in "\\text{Area} = 42", is read by `take_name`, up to its equals sign.
+        """
         is_about = self.cursor.take(_ABOUT) is not None
         operators: list[str] = []
         sides: list[Node] = [take_name(self.cursor) or self.set_expression()]
@@ -211,13 +220,14 @@ class ExpressionReader:
 
     def quantity(self) -> Node:
         """A sum with its currency sign, scale, percent sign, modulus or unit: $3 million, 50%,
-        5 mod 7, 3 cm; also a time or ratio, 2:30 pm."""
+        5 mod 7, 3 cm; also a time or ratio, 2:30 pm. They are read in this order: currency sign,
+        sum, modulus, scales, percent sign, unit."""
         colon = take_colon(self.cursor)
         if colon is not None:
             return self.with_unit(colon, None)
 
         money = take_money(self.cursor)
-        node = sign_inside(self.sum())
+        node = sign_inside(self.sum())  # -(50%) as (-50)%
         if money and money.is_negative:
             node = Apply("negate", (node,))
         modulus = self.modulus()
@@ -236,7 +246,8 @@ class ExpressionReader:
 
     def with_unit(self, node: Node, sign_unit: Unit | None) -> Node:
         """A number with the unit that its sign says ($ or a degree sign), and with the unit that
-        stands here in words."""
+        stands here in words. sign_unit: of the currency sign; None where there is none. A node
+        without either is returned unchanged."""
         if isinstance(node, Apply) and node.function == "degree":
             node = node.arguments[0]
             sign_unit = _DEGREE
@@ -275,6 +286,7 @@ class ExpressionReader:
     # --- arithmetic
 
     def sum(self) -> Node:
+        """Terms with signs between them; 1 - x is Apply("+", (1, Apply("negate", (x,))))."""
         terms = [self.term()]
         while True:
             sign = self.take_sign()
@@ -296,7 +308,8 @@ class ExpressionReader:
 
     def term(self) -> Node:
         """A product or quotient, with signs before it: -2x, 6 \\times 7, (x+1)(x-1)/2. Factors
-        follow each other with an operator or without."""
+        follow each other with an operator or without, and are joined from left to right: 1/2x is
+        (1/2) x."""
         sign = self.take_sign()
         if sign:
             term = self.term()
@@ -306,7 +319,7 @@ class ExpressionReader:
         while True:
             operator = self.cursor.take(_PRODUCT)
             if operator:
-                if operator[1] == "**":
+                if operator[1] == "**":  # no product; `power` reads it where it has its place
                     raise Unreadable("**")
                 is_negative = self.cursor.take_text("-")
                 factor = self.power()
@@ -322,7 +335,7 @@ class ExpressionReader:
     def starts_a_factor(self, previous: Node) -> bool:
         """Whether what follows the node `previous` is a further factor without an operator: the x
         of 2x, the second bracket of (x+1)(x-1); not a unit, a modulus or a word. The cursor moves
-        over spaces only."""
+        over spaces only. (cursor.bars counts the bars | that are open here.)"""
         before = self.cursor.position
         self.cursor.skip_space()
         rest = self.cursor.text[self.cursor.position :]
@@ -381,6 +394,7 @@ class ExpressionReader:
         return len(letters) == 1 or not is_unit_name(letters)  # m is a variable, cm is not
 
     def power(self) -> Node:
+        """A primary with the signs behind it, in any number and order: x^2, 5!, 50%, 30°."""
         node = self.primary()
         while True:
             if self.cursor.take(_DEGREE_SIGN):
@@ -395,6 +409,7 @@ class ExpressionReader:
                 return node
 
     def exponent(self) -> Node:
+        """What follows ^: a sum in braces, or a primary, which may have a minus sign."""
         self.cursor.skip_space()
         if self.cursor.next_is("{"):
             return self.braces()
@@ -403,6 +418,7 @@ class ExpressionReader:
         return self.primary()
 
     def braces(self) -> Node:
+        """A sum in braces."""
         self.cursor.expect("{")
         with self.cursor.inside(brackets=False):
             node = self.sum()
@@ -410,7 +426,8 @@ class ExpressionReader:
         return node
 
     def braced_items(self) -> Node:
-        """A group, or a list: {1, 2} without its backslashes."""
+        """A group, or a list: {1, 2} without its backslashes, which only the outermost braces of an
+        answer can be (depth 0: no bracket is open)."""
         self.cursor.expect("{")
         with self.cursor.inside(brackets=self.cursor.depth == 0):
             items = self.items()
@@ -438,7 +455,7 @@ class ExpressionReader:
 
     def primary(self) -> Node:
         """A number, a variable, a command with its arguments, or an expression in brackets, by the
-        character at the cursor."""
+        character at the cursor; Unreadable where no primary begins with it."""
         self.cursor.skip_space()
         if self.cursor.position == len(self.cursor.text):
             raise Unreadable("end")
@@ -460,8 +477,9 @@ class ExpressionReader:
 
     def bracketed(self, opening: str) -> Node:
         """An expression in brackets, a tuple or an interval, with the cursor at its opening bracket
-        "(" or "[": (x + 1), (1, 2), [0, 1)."""
+        "(" or "[": (x + 1), (1, 2), [0, 1). A single item is returned itself, without a Group."""
         self.cursor.position += 1
+        # (Within other brackets `items` refuses an empty one.)
         if self.cursor.depth == 0 and self.cursor.text.startswith(")", self.cursor.position):
             raise Unreadable("()")
         with self.cursor.inside(brackets=True):
@@ -474,11 +492,13 @@ class ExpressionReader:
 
         if len(items) > 1:
             return Group(opening + closing, tuple(items))
+        # Of one item: the brackets must match, as they need not for an interval such as [0, 1).
         if opening + closing not in ("()", "[]") or isinstance(items[0], Relation):
             raise Unreadable("bracket")
         return items[0]
 
     def bar(self) -> Node:
+        """An absolute value, |x|, with the cursor at its first bar."""
         self.cursor.position += 1
         self.cursor.bars += 1
         node = self.sum()
@@ -503,6 +523,7 @@ class ExpressionReader:
             self.cursor.position = match.end()
             return _CONSTANTS[letters]
 
+        # WORDS: those that are no product of variables, such as "is".
         begins_a_sentence = letters.istitle() and letters.casefold() in WORDS | _CONDITIONS
         if len(letters) > 2 or letters in WORDS or begins_a_sentence:
             raise Unreadable(letters)
@@ -510,6 +531,7 @@ class ExpressionReader:
         return self.with_subscript(letter_symbol(letters[0]))
 
     def with_subscript(self, node: Node) -> Node:
+        """A variable with the subscript at the cursor, if there is one: x_1 as Symbol("x_1")."""
         subscript = self.cursor.take(_SUBSCRIPT)
         if not subscript:
             return node
@@ -519,10 +541,10 @@ class ExpressionReader:
 
     def command_node(self) -> Node:
         """A LaTeX command with its arguments, with the cursor at its backslash: \\mathrm{x},
-        \\alpha_1, \\sin x, \\frac{1}{2}."""
-        text = self.cursor.take(TEXT)
+        \\alpha_1, \\sin x, \\frac{1}{2}. Unreadable for unknown commands and for words."""
+        text = self.cursor.take(TEXT)  # \text{...}, \mathrm{...}
         if text:
-            name = plain_name(text[1])
+            name = plain_name(text[1])  # a letter or a function's name; None for other text
             if name is None:
                 raise Unreadable(text[0])
             if name in FUNCTIONS:

@@ -195,7 +195,8 @@ class Form(Enum):
 
 
 class Statement(NamedTuple):
-    """A normalized answer and how it was stated; "" where the text ends without an answer."""
+    """A normalized answer (`normalize_answer`), such as "42" or "x = 5", and how it was stated; ""
+    where the text ends without an answer. With Form.NOWHERE the text is not normalized."""
 
     text: str
     form: Form
@@ -203,8 +204,9 @@ class Statement(NamedTuple):
 
 def final_answer(response: str) -> Statement:
     """The final answer of a response, without its thinking. The text is "" with Form.WHOLE where
-    the response takes its answer back or does not finish it. Where no answer is marked as such, its
-    last lines with Form.NOWHERE."""
+    the response takes the answer in its last box or tag back, or does not finish the box, and ""
+    with Form.SENTENCE where it takes back an answer that it states in another way. Where no answer
+    is marked as such, its last lines with Form.NOWHERE."""
     response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
 
     # A box behind the last tag states the answer; one inside the tag is found by the recursion.
@@ -231,8 +233,9 @@ def final_answer(response: str) -> Statement:
 
 
 def reference_answer(answer: str) -> str:
-    r"""The answer that a reference solution states: after its last ####, else in its last \boxed{},
-    else all of it."""
+    r"""The answer that a reference solution states, normalized: after its last ####, else in its
+    last \boxed{}, else all of it. "" where nothing is there. answer: a problem's reference, such as
+    "42" or "9 * 2 = 18\n#### 18"."""
     answer = with_spaces_around_cjk(answer)
     if "####" in answer:
         end = answer.rpartition("####")[2].strip()
@@ -264,7 +267,8 @@ class _Tag:
 
 def _last_tag(response: str) -> _Tag | None:
     """The content of the last <answer> or <final_answer> tag, whether it is closed or not; None
-    where there is no tag."""
+    where there is no tag. An end tag before the last opening tag does not count."""
+    # Most responses have no tag, which this finds faster than the pattern.
     if "nswer>" not in response and "NSWER>" not in response:
         return None
 
@@ -285,6 +289,8 @@ def _last_tag(response: str) -> _Tag | None:
 
 
 def _answer_in_tag(response: str, tag: _Tag) -> Statement:
+    """The answer inside a tag of the response, which is read as if it were a response; "" with
+    Form.WHOLE where the tag is empty, or the text behind it takes the answer back."""
     end_tag = _ANSWER_TAG.match(response, tag.end)
     behind = end_tag.end() if end_tag else tag.end
     if is_taken_back(response, behind) or not tag.content.strip():
@@ -310,7 +316,7 @@ def _behind_hashes(response: str) -> str | None:
     last_line: str | None = None
     end = 0  # of that line
     for match in _HEADING.finditer(response):
-        line = match[1] if match[1] is not None else match[2]
+        line = match[1] if match[1] is not None else match[2]  # what is behind the hashes
         if not _is_heading(line, response[match.end() :]):
             last_line = line
             end = match.end()
@@ -326,17 +332,20 @@ def _behind_hashes(response: str) -> str | None:
 
 def _is_heading(line: str, following: str) -> bool:
     """Whether the line after #### is a heading of Markdown, and no answer: "Step 1", "2. Answer",
-    or words that are followed by more text. following: the text after the line."""
+    or words that are followed by more text. line: without its hashes; an empty one is a heading;
+    following: the text after the line, up to the end of the response."""
     content = line.strip(" *:#")
     if not content:
         return True
+    # "Final answer" alone is a heading, and "Final answer: 42" states 42.
     label = _LABEL.match(content)
     if label:
         return not content[label.end() :].strip(" *:")
     if _NUMBERED_HEADING.match(content) or _HEADING_WORDS.match(content):
         return True
 
-    # A line of words is a heading where text follows that is not the next problem of a list.
+    # A line of words is a heading where text follows that is not the next problem of a list. One or
+    # two characters may be an option, such as C.
     is_words = len(content) > 2 and not re.search(r"[0-9$\\]", content)
     is_followed = bool(following.strip()) and not _NEXT_PROBLEM.match(following)
     return is_words and is_followed
@@ -345,7 +354,7 @@ def _is_heading(line: str, following: str) -> bool:
 def _behind_answer_is(response: str) -> str | None:
     """The normalized answer after the last "the answer is" (or "Answer:" and the like) that is not
     denied, supposed or a question. "" where the text takes the answer back, None where there is no
-    such statement."""
+    such statement. Each _ANSWER_IS match ends where the answer begins."""
     for match in reversed(list(_ANSWER_IS.finditer(response))):
         if _is_denied_or_supposed(response, match):
             continue
@@ -354,6 +363,7 @@ def _behind_answer_is(response: str) -> str | None:
         stated = _first_sentence(remaining)
         if remaining[stated.end : stated.end + 1] == "?":
             continue
+        # "The answer would be 42 if" states nothing; "the answer would be 42" does.
         if "would" in match[0] and depends_on_a_condition(_whole_sentence(response, match)):
             continue
 
@@ -375,15 +385,15 @@ def _is_denied_or_supposed(response: str, match: re.Match[str]) -> bool:
 
 
 def _with_what_follows(answer: str, remaining: str, end: int) -> str:
-    """An answer, as the text behind its `end` in `remaining` leaves it, corrects it or takes it
-    back."""
+    """An answer, as the text behind it leaves it or corrects it; "" where that text takes it back.
+    remaining: the text that begins with the answer; end: where the answer ends in it."""
     alternative = _ALTERNATIVE.match(remaining, end)
     if alternative:
         # 1/2; alternatively 0.5: right where both are the same
         return f"{answer} = {_first_sentence(remaining[alternative.end() :]).answer}"
-    if _NEXT_IN_LIST.match(remaining, end):
+    if _NEXT_IN_LIST.match(remaining, end):  # 42; 43: the whole list
         return normalize_answer(remaining.partition("\n")[0])
-    if _NEXT_TAKES_BACK.match(remaining, end):
+    if _NEXT_TAKES_BACK.match(remaining, end):  # 42. Wait, it is 43: the rest of that line
         return _last_lines(remaining[end:].partition("\n")[0])
     if is_taken_back(remaining, end) or is_left_open(remaining, end):
         return ""
@@ -391,6 +401,7 @@ def _with_what_follows(answer: str, remaining: str, end: int) -> str:
 
 
 def _sentence_before(text: str, part: re.Match[str]) -> str:
+    """What comes before a match in its sentence, of at most 200 characters."""
     return re.split(r"[.!?]\s|\n", text[max(0, part.start() - 200) : part.start()])[-1]
 
 
@@ -410,6 +421,8 @@ class _FirstSentence:
 
 
 def _first_sentence(text: str) -> _FirstSentence:
+    """The normalized answer at the beginning of a text: a formula between dollars that is a whole
+    value, else everything up to the end of the sentence."""
     math = INLINE_MATH.match(text)
     if math and not _CONTINUATION.match(text, math.end()) and value_ends_at(text, math.end()):
         content = next(group for group in math.groups() if group is not None)
@@ -425,7 +438,8 @@ def _first_sentence(text: str) -> _FirstSentence:
 
 
 def _last_lines(response: str) -> str:
-    """The end of a text, its display math in one line each."""
+    """The end of a text, at most MAX_LAST_LINES characters, each formula of its display math in one
+    line between single dollars, so that `last_values` does not split it."""
 
     def in_one_line(match: re.Match[str]) -> str:
         formula = match[1] or match[2]
@@ -438,7 +452,7 @@ def _last_lines(response: str) -> str:
 def last_values(text: str) -> list[str]:
     """The value that the last sentence with a value states, for a text that marks no answer: with
     and without the words after it, ["17 birds", "17"]. [] where there is none, or where it is asked
-    for, denied or taken back."""
+    for, denied or taken back. text: of a Statement with Form.NOWHERE."""
     sentences = _SENTENCES.split(text)
     if _CUT_OFF.search(_EMPHASIZED_LINE.sub(r"\1", sentences[-1])):
         return []

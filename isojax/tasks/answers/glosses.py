@@ -57,7 +57,8 @@ class Gloss:
 
 def find_gloss(sentence: str) -> Gloss | None:
     """The first remark of a sentence that restates a number before it, as a calculation, a quantity
-    or a number in words; None where there is none."""
+    or a number in words; None where there is none. Remarks in brackets come before those behind
+    "i.e.". The Gloss has the sentence without the remark."""
     for match in (*_IN_BRACKETS.finditer(sentence), *_BEHIND_I_E.finditer(sentence)):
         before = sentence[: match.start()]
         behind = sentence[match.end() :]

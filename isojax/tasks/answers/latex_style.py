@@ -69,7 +69,8 @@ _GROUP = re.compile(r"\{([^{}]*[^{}\\])\}")
 
 def plain_style(text: str) -> str:
     r"""An answer without fonts, sizes, colours and spaces, and with new spellings of old commands:
-    "\frac{1}{2}" for "{\bf {1 \over 2}}"."""
+    "\frac{1}{2}" for "{\bf {1 \over 2}}". The order of the steps matters: switches such as \bf are
+    removed before the group that they stand in is looked at."""
     if not _STYLED.search(text):
         return text
 

@@ -76,13 +76,15 @@ def take_scale(cursor: Cursor) -> int | None:
 
 def take_unit(cursor: Cursor) -> Unit | None:
     r"""The unit at the cursor: cm, \text{ m/s}, cm^{2}. It must reach up to the end of the item (a
-    bracket, a comma, a sign, "and"); None where something else is there, and the cursor stays."""
+    bracket, a comma, a sign, "and"); None where something else is there, and the cursor stays. An
+    unknown word, such as apples, is a unit too (`read_unit`)."""
     start = cursor.position
     end = _end_of_unit(cursor.text, start)
     source = cursor.text[start:end]
     if not source.strip():
         return None
 
+    # The unit without its commands: "m/s" of \text{ m/s}, "cm^2" of cm^{2}.
     plain = TEXT.sub(lambda match: f" {match[1]} ", source)
     plain = _BRACED_POWER.sub(r"^\1", plain)
     has_commands = "\\" in plain.replace(r"\cdot", "") or "{" in plain

@@ -73,8 +73,8 @@ def option_with_value(text: str) -> str | None:
 
 def stated_option(text: str) -> str | None:
     """The letter of the option that the end of a text calls correct, or chooses: "C" for "the
-    correct option is (C) 12", "I choose C", "so option C is correct". None where there is none, or
-    where the sentence denies or doubts it."""
+    correct option is (C) 12", "I choose C", "so option C is correct". None where there is none,
+    where the sentence denies or doubts it, or where several are called correct."""
     plain = _plain(text)
     last_sentence = re.split(r"[.!?]\s", plain)[-1]
     if _DENIED.search(last_sentence):
@@ -112,7 +112,8 @@ def _match_with_value(text: str) -> re.Match[str] | None:
 
 def option_letters(text: str) -> frozenset[str] | None:
     """The letters of an answer that is a list of options: {"A", "C"} for "A, C", "(A) and (C)" or
-    "AC"; or circled numbers, ①③. None for any other answer."""
+    "AC"; or circled numbers, ①③. None for any other answer, a single letter included
+    (`option_alone` reads these)."""
     plain = re.sub(rf"^{_NOUN}", "", _plain(text), flags=re.IGNORECASE)
     if _CIRCLED.fullmatch(plain):
         return frozenset(re.findall("[①-⑳]", plain))
@@ -132,6 +133,7 @@ def option_letters(text: str) -> frozenset[str] | None:
 
 
 def _plain(text: str) -> str:
+    """A text without dollars, asterisks, LaTeX's \\text{} and the full stop around it."""
     text = text.replace("\\ ", " ").replace("**", "").replace("$", " ")
     text = TEXT.sub(r" \1 ", text)
     return " ".join(text.split()).strip(". ")

@@ -20,7 +20,8 @@ def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
     """The values of a list of equations with one name, without the name: 2, 3, 4 for
     "n = 2, 3, 4", and 1, 2 for "x = 1, x = 2".
 
-    Other lists are returned unchanged, such as "x = 1, y = 2".
+    Other lists are returned unchanged, such as "x = 1, y = 2". items: of a Group (tree.py). Only
+    the first item of "n = 2, 3, 4" is an equation, a Relation; the others are values.
     """
     if not items or not is_assignment(items[0]):
         return items

@@ -80,7 +80,8 @@ def _part(count_word: str, part_name: str) -> Fraction | None:
 
 def _whole_number(text: str) -> int | None:
     """The whole number that words state: 2105 for "two thousand one hundred and five". None where
-    the words do not form one, as "five twenty"."""
+    the words do not form one, as "five twenty". text: in small letters, words apart by spaces or
+    hyphens. _ONES has the words for 0 to 19, _TENS those for 20 to 90."""
     total = 0  # of the scales before: 2000 at "hundred"
     below_thousand = 0  # what the words since then say
     last = ""  # ones, tens, hundred or scale: what may follow depends on it
@@ -99,7 +100,7 @@ def _whole_number(text: str) -> int | None:
         elif word == "hundred" and last == "ones" and 0 < below_thousand < 100:
             below_thousand *= 100
             last = "hundred"
-        elif word in _SCALES and last not in ("", "scale"):
+        elif word in _SCALES and last not in ("", "scale"):  # thousand, million; not alone
             total += below_thousand * _SCALES[word]
             below_thousand = 0
             last = "scale"

@@ -109,7 +109,8 @@ def take_colon(cursor: Cursor) -> Colon | None:
 
 def take_number(cursor: Cursor) -> Number | BaseNumeral:
     r"""The number at the cursor, with its fraction or exponent: 1,234.5, 0.\overline{3}, 52_8.
-    Unreadable where there is none, or where it is too long."""
+    Unreadable where there is none, or where it is too long. Longer forms are tried first, since
+    each begins as a plain number does: with a base, with a period, then any other."""
     base_numeral = _BASE_NUMERAL.match(cursor.text, cursor.position)
     if base_numeral and base_numeral["digits"].isdigit():  # A3 may be a product of variables
         cursor.position = base_numeral.end()
@@ -132,7 +133,8 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
 
 def _take_decimal(cursor: Cursor) -> Number:
     """A decimal number at the cursor, also with an exponent or a fraction: 1,234.5, 6e23, 1 1/2.
-    Unreadable where there is none."""
+    Unreadable where there is none. `decimals` of what is returned is None without a decimal point,
+    and after an exponent, which moves the point."""
     # In brackets a comma separates items: (1,234) has two.
     match = None if cursor.in_brackets else cursor.take(_THOUSANDS)
     if match is None:
@@ -167,6 +169,7 @@ def _take_decimal(cursor: Cursor) -> Number:
 
 
 def _base_numeral(digits: str, base: int) -> Number | BaseNumeral:
+    """Digits in a base, those of base 10 as a Number; Unreadable for a base outside 2..36."""
     if not 2 <= base <= 36:
         raise Unreadable("no base")
     if base == 10 and digits.isdigit():

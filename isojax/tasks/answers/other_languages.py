@@ -215,7 +215,8 @@ def denies_in_cjk(clause: str) -> bool:
 def leaves_value_open(sentence: str, start: int, end: int) -> bool:
     """Whether a sentence in another language than English does not state the value at
     sentence[start:end] as a fact: it denies, supposes, bounds or guesses it, or lists it with
-    another value."""
+    another value. The names say where a pattern is looked for: _BEFORE and _SUPPOSED in the clause
+    before the value, _BEHIND right after it, _DENIED on both sides of it."""
     before = sentence[:start]
     if _HAS_CJK.search(sentence):
         clause = _cjk_clause(before)

@@ -18,7 +18,9 @@ from isojax.tasks.answers.tree import (
 
 @dataclass(frozen=True)
 class Interval:
-    """Real numbers between two; an end that is None is infinite, and has_low or has_high False."""
+    """Real numbers between `low` and `high`, which are expressions without variables; has_low and
+    has_high: whether the end is part of it. An end that is None is infinite, and its has_... False.
+    """
 
     low: Node | None
     high: Node | None
@@ -42,9 +44,11 @@ class RealSets:
 
     def intervals(self, node: Node) -> list[Interval]:
         """The set that a node describes, as intervals that are apart and in ascending order: two
-        for x < 1 or x > 5. A single number is an interval with both ends. NotASet where the node
-        is no set of real numbers."""
+        for x < 1 or x > 5. Each number of a set {1, 2} is an interval with equal ends, and [] is
+        the empty set. NotASet where the node is no set of real numbers; Undefined where an end has
+        no real value."""
         match node:
+            # _real: the node itself; NotASet where it is no expression or has variables.
             case Group("{}", items):
                 points = [Interval(item, item, True, True) for item in map(_real, items)]
                 return self._union(points)
@@ -68,9 +72,11 @@ class RealSets:
 
     def _solutions(self, relation: Relation) -> list[Interval]:
         """The solutions of an inequality or membership of one variable, as intervals: of x < 3,
-        1 <= x < 5, x != 2 or x in a set. NotASet for other relations."""
+        1 <= x < 5, x != 2 or x in a set. NotASet for other relations. operators[i] stands between
+        sides[i] and sides[i + 1]."""
         operators = relation.operators
         sides = relation.sides
+        # is_name, below: x, f(x), |AB| and the like, which may name the unknown.
         if operators == ("in",) and isinstance(sides[0], Symbol):
             return self.intervals(sides[1])
 
@@ -104,19 +110,20 @@ class RealSets:
 
     def _complement(self, parts: list[Interval]) -> list[Interval]:
         """All real numbers outside the parts, which are in ascending order and apart: the gaps
-        before, between and after them."""
+        before, between and after them. Without parts, all real numbers."""
         gaps: list[Interval] = []
         low: Node | None = None  # where the next gap begins: first at minus infinity
         has_low = False
         is_unbounded = False  # the last part goes to infinity, so no gap follows
         for part in parts:
+            # A part that begins at minus infinity, which only the first can, has no gap before it.
             if part.low is not None:
                 gaps.append(Interval(low, part.low, has_low, not part.has_low))
             low = part.high
             has_low = not part.has_high
             is_unbounded = part.high is None
         if not is_unbounded:
-            gaps.append(Interval(low, None, has_low and low is not None, False))
+            gaps.append(Interval(low, None, has_low and low is not None, False))  # None: no parts
         return gaps
 
     def _intersection(self, first: list[Interval], second: list[Interval]) -> list[Interval]:
@@ -130,7 +137,7 @@ class RealSets:
         # Sort by insertion: ends are expressions, which only `arithmetic.order` can compare.
         ordered: list[Interval] = []
         for part in parts:
-            if self._is_empty(part):
+            if self._is_empty(part):  # such as (3, 3), or one whose low end is the higher
                 continue
             index = 0
             while index < len(ordered) and self._starts_before(ordered[index], part):
@@ -152,18 +159,21 @@ class RealSets:
         return order > 0 or (order == 0 and not (part.has_low and part.has_high))
 
     def _starts_before(self, one: Interval, other: Interval) -> bool:
+        """Whether `one` begins before `other`, or at the same place with its end in it."""
         if one.low is None or other.low is None:
             return one.low is None
         order = self.arithmetic.order(one.low, other.low)
         return order < 0 or (order == 0 and one.has_low)
 
     def _touch(self, one: Interval, other: Interval) -> bool:
+        """Whether no number lies between `one` and `other`, which does not begin before it."""
         if one.high is None or other.low is None:
             return True
         order = self.arithmetic.order(one.high, other.low)
         return order > 0 or (order == 0 and (one.has_high or other.has_low))
 
     def _joined(self, one: Interval, other: Interval) -> Interval:
+        """The union of two intervals that touch; `one` begins first."""
         if one.high is None or other.high is None:
             return Interval(one.low, None, one.has_low, False)
         order = self.arithmetic.order(one.high, other.high)

@@ -275,9 +275,12 @@ _UNIT_WORDS = re.compile(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?(?![^\W
 def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     """The value that a sentence states, as texts to be read: with the words after it, which may be
     its unit, and without them, ["17 birds", "17"]. [] where the sentence states no single value.
+    The first text that can be read as an answer is to be taken.
 
     is_statement: the sentence is what follows "the answer is", so that a value at its beginning is
-    the answer.
+    the answer; False: it is the last sentence of a text that marks no answer. The order of the
+    tests below matters: an equation is looked for before words of denial, which may be in another
+    clause than the equation.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
 
@@ -299,15 +302,16 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
         return []
 
     words = MATH_IN_TEXT.sub(" ", sentence)
+    # "The solutions are $x = -1$ and $x = 3$", without the dollars.
     roots = _ROOTS.search(sentence)
     if roots and not _DENIED.search(words):
         return [re.sub(r"\$|\\[()]", "", roots[1])]
-    equation = _right_side(sentence)
+    equation = _right_side(sentence)  # [] where it states no single value, None: no equation
     if equation is not None:
         return equation
     if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
         return []
-    several = _SEVERAL_AT_END.search(sentence)
+    several = _SEVERAL_AT_END.search(sentence)  # "The point is (3, 4)", "The roots are 2 and 3"
     if several:
         return [several[1] or several[2]]
 
@@ -358,11 +362,12 @@ def _right_side(sentence: str) -> list[str] | None:
     outside_math = MATH_IN_TEXT.sub(lambda match: "m" * len(match[0]), sentence)
     equals = outside_math.rfind("=")
     value = _VALUE.search(sentence, equals + 1) if equals >= 0 else None
+    # The value must come right after the sign, but for spaces and emphasis.
     if value is None or sentence[equals + 1 : value.start()].strip(" *"):
         return None
 
     before = sentence[: value.start()]
-    if outside_math[max(0, equals - 1)] in "<>!":
+    if outside_math[max(0, equals - 1)] in "<>!":  # <=, >=, !=
         return []
     is_calculation = _ARITHMETIC_BEFORE_EQUALS.search(sentence, 0, equals) is not None
     if not is_calculation and supposes(before):
@@ -376,6 +381,7 @@ def _right_side(sentence: str) -> list[str] | None:
     next_value = _VALUE.search(sentence, value.end())
     if next_value and _is_listed(sentence, value, next_value):
         return []
+    # 5 million, 5 out of 8: more belongs to the value, which is to be read whole or not at all.
     if _SCALE_BEHIND.match(sentence, value.end()) or not value_ends_at(sentence, value.end()):
         return [sentence[equals + 1 :].strip()]
     return _with_and_without_words(sentence, value)
@@ -386,13 +392,16 @@ def _single_value(
 ) -> list[str]:
     """The value values[index] of a sentence, as `values_in_sentence` gives it: with and without the
     words after it. [] where the words around it deny, suppose or guess it, or list it with another
-    value. values: the matches of all values in the sentence."""
+    value. values: the matches of _VALUE in the sentence, all of them, from left to right;
+    is_statement: as in `values_in_sentence`."""
     value = values[index]
     previous = values[index - 1] if index > 0 else None
     following = values[index + 1] if index + 1 < len(values) else None
     before = sentence[: value.start()]
     behind = sentence[value.end() :]
 
+    # Words right before the value that make another value of it: "from 42", "twice 42"; but "comes
+    # to 42" states it. Behind "the answer is", also "within 3 of 42".
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
         return []
     if is_statement and _PART_OF_A_PHRASE.search(before):
@@ -424,7 +433,8 @@ def supposes(before: str) -> bool:
 
 
 def _is_guess(sentence: str, value: re.Match[str]) -> bool:
-    """Whether a sentence says a value only about: roughly 42, 42ish, 42 and some."""
+    """Whether a sentence states a value (a match in it) only roughly: roughly 42, 42ish, 42 and
+    some. A decimal may have "about" before it, since rounding may be asked for: about 33.3."""
     if _HEDGED_BEHIND.match(sentence, value.end()) or GUESSED.search(sentence):
         return True
     if leaves_value_open(sentence, value.start(), value.end()):
@@ -441,6 +451,7 @@ def _content(value: str) -> str:
 
 
 def _is_listed(sentence: str, one: re.Match[str], other: re.Match[str]) -> bool:
+    """Whether two values, the second after the first, are joined to a list: 41 or 42; 41, 42."""
     return _BETWEEN_LISTED.fullmatch(sentence[one.end() : other.start()]) is not None
 
 
@@ -451,7 +462,8 @@ def _is_compound(between: str) -> bool:
 
 
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
-    """17 birds, and 17."""
+    """The texts of a value (a match in the sentence) with the words after it, which may be its
+    unit, and without them: ["17 birds", "17"]."""
     content = _content(value[0])
     behind = _ORDINAL_ENDING.sub("", sentence[value.end() :])
     words = _UNIT_WORDS.match(behind)

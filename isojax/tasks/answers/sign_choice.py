@@ -38,7 +38,8 @@ def _has_sign_choice(node: Node) -> bool:
 
 
 def _with_signs(node: Node, *, upper: bool) -> Node:
-    """The node with the upper sign, or the lower one, in place of each plus-minus sign."""
+    """The node with the upper sign, or the lower one, in place of each plus-minus sign: of 1 ± 2
+    the upper one gives 1 + 2."""
 
     def with_signs(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(_with_signs(inner, upper=upper) for inner in nodes)

@@ -76,7 +76,8 @@ def with_spaces_around_cjk(text: str) -> str:
 def normalize_answer(text: str) -> str:
     r"""An answer in one spelling: without dollars around it, tags, sizes, fonts, spaces of LaTeX
     and a full stop, and with one kind of minus sign and fraction. "\frac{1}{2}" for
-    "$\dfrac{1}{2}$."."""
+    "$\dfrac{1}{2}$.". The order of the steps matters: commands first, then spaces, then what is
+    around the answer."""
     if _INTEGER.fullmatch(text):
         return text
 

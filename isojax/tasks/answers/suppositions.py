@@ -168,7 +168,8 @@ PLACES = rf"{_PLACES_IN_FULL}|{_PLACES_IN_CAPITALS}|(?:{_PLACES_IN_SHORT})\."
 
 def is_supposed(before: str) -> bool:
     """Whether the words before a value, in its sentence, only suppose or guess it, ask for it, or
-    set out to show it: "Let x =", "If it were", "We want to show that it is"."""
+    set out to show it: "Let x =", "If it were", "We want to show that it is". before: the sentence
+    up to the value. A condition of another clause does not count: "If x = 6, then she has"."""
     if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before):
         return True
     if _TO_BE_SHOWN_BEHIND_COLON.search(before):
@@ -183,6 +184,7 @@ def is_supposed(before: str) -> bool:
         return True
 
     # "If there are 6 bags of 7 she has 42" writes no comma between the condition and what follows.
+    # So a clause with "if" supposes the value only if no number stands behind the "if" already.
     condition = _IF.search(clause)
     return condition is not None and re.search("[0-9]", condition[1]) is None
 

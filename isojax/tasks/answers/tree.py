@@ -28,7 +28,9 @@ class Apply:
     """A function of other expressions: + * / ^ negate pm mp percent degree abs floor ceil ! binom
     root log sin ...
 
-    + has any number of arguments, root a radicand and an index, log a number and perhaps a base.
+    + has two or more arguments; * / ^ and binom have two, in the order in which they are written;
+    root has a radicand and an index, log a number and perhaps a base; all others have one. pm and
+    mp are the signs of ± and ∓ before their argument (sign_choice.py expands them).
     """
 
     function: str
@@ -56,9 +58,10 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Group:
-    """Items between `brackets`: (), [), {} ..., which are empty for a list without any.
+    """Items between `brackets`: "()", "[)", "{}" ..., which are "" for a list without any.
 
-    Two items between ( or [ and ) or ] may be an interval.
+    "{}" is a set, as {1, 2}; "" a list as 1, 2; others are tuples, and two items between ( or [ and
+    ) or ] may be an interval.
     """
 
     brackets: str
@@ -85,14 +88,14 @@ class SetOperation:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of a matrix; a determinant is not one."""
+    """Rows of a matrix, all of one length; a determinant is not one."""
 
     rows: tuple[tuple["Node", ...], ...]
 
 
 @dataclass(frozen=True)
 class Colon:
-    """A time or a ratio, 2:05: parts as they are written, and as numbers."""
+    """A time or a ratio, 2:05: parts as they are written ("2", "05"), and as numbers (2, 5)."""
 
     texts: tuple[str, ...]
     parts: tuple[Fraction, ...]
@@ -100,7 +103,7 @@ class Colon:
 
 @dataclass(frozen=True)
 class BaseNumeral:
-    """Digits in a base: 52_8."""
+    """Digits in a base from 2 to 36 without leading zeros: 52_8, with digits "52" and base 8."""
 
     digits: str
     base: int
@@ -108,7 +111,7 @@ class BaseNumeral:
 
 @dataclass(frozen=True)
 class Residue:
-    """A number modulo another."""
+    """A number modulo another: 3 mod 7."""
 
     value: "Node"
     modulus: "Node"

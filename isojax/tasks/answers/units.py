@@ -134,7 +134,8 @@ _HALF_DAY = re.compile(r"(?<![A-Za-z])([AP]M)(?![A-Za-z])")
 class Unit:
     """`scale` times a product of dimensions, and words that no table knows: `apple`.
 
-    km per hour is 1000/3600 times metre^1 second^-1.
+    km per hour is 1000/3600 times metre^1 second^-1: its dimensions are (("metre", 1),
+    ("second", -1)). The dimensions' base units are those of the tables above.
     """
 
     dimensions: tuple[tuple[str, int], ...] = ()  # (name, power), by name; no power is 0
@@ -153,7 +154,7 @@ class _Factor:
 
 
 def currency(sign: str) -> Unit:
-    """The unit of a currency sign."""
+    """The unit of a currency sign: one of $ € £ ¥ ₹."""
     return Unit(((_CURRENCY_SIGNS[sign], 1),))
 
 
@@ -196,9 +197,10 @@ def read_unit(text: str) -> Unit | None:
     Words that no table knows, such as "apples", are a unit too. An empty text is a unit without
     dimension.
     """
-    if _NOT_UNITS.search(text):
+    if _NOT_UNITS.search(text):  # words that change the value or take it back: half, not, squared
         return None
 
+    # A rate in Chinese: 千米/时 (kilometres per hour).
     rate = _CJK_PER.fullmatch(text)
     if rate is not None:
         numerator = read_unit(rate[1].strip())
@@ -215,12 +217,12 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _read_in_latin_letters(text: str) -> Unit | None:
-    """The unit of a text in Latin letters, read token by token; None where something in it cannot
-    be part of a unit."""
+    """The unit of a text in Latin letters, such as "cm^2" or "apples per day", read token by token;
+    None where something in it cannot be part of a unit."""
     if not text:
         return Unit()
 
-    text = _INITIALS.sub(r"\1\2", text)
+    text = _INITIALS.sub(r"\1\2", text)  # p.m. becomes pm
     text = _HALF_DAY.sub(lambda match: match[1].lower(), text)
     tokens = [match[0] for match in _UNIT_TOKEN.finditer(text)]
     if sum(map(len, tokens)) != len(text):
@@ -239,7 +241,9 @@ def _read_in_latin_letters(text: str) -> Unit | None:
 
 
 def _read_tokens(tokens: list[str]) -> Unit:
-    """The unit that tokens name from left to right: cm^2 s^-1 for ["square", "cm", "per", "s"]."""
+    """The unit that tokens name from left to right: cm^2 s^-1 for ["square", "cm", "per", "s"].
+    tokens: words, exponents such as "^2" or "²", "/" and other signs, none of them blank. Signs and
+    link words that mean nothing here are passed over."""
     unit = _UnitProduct()
     sign = 1  # of the powers of what follows; -1 after "per"
     next_power = 1  # of the next unit; 2 after "square"
@@ -247,6 +251,7 @@ def _read_tokens(tokens: list[str]) -> Unit:
 
     for position, token in enumerate(tokens):
         is_last = position + 1 == len(tokens)
+        # "in" is the inch where it is the last token and no unit came before it.
         is_inch = token == "in" and is_last and not unit.powers  # in "5 in", not in "5 in all"
         exponent = _exponent(token)
 
@@ -257,7 +262,7 @@ def _read_tokens(tokens: list[str]) -> Unit:
         elif token in ("cubic", "cu"):
             next_power = 3
         elif exponent is not None:
-            # The unit before has been multiplied in once already.
+            # The exponent belongs to the unit before, which has been multiplied in once already.
             if last_unit:
                 unit.multiply(last_unit, sign * (exponent - 1), is_behind_per=sign < 0)
         elif token in _LINK_WORDS and not is_inch:
@@ -363,7 +368,8 @@ def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None
     m. None where the two units do not measure the same.
 
     A unit that one of them leaves out is no mistake, and the factor is 1: 25 for 25 cm, 42 apples
-    for 42. None as an argument: no unit.
+    for 42. None as an argument: no unit. Units without dimensions are mere words, such as apples;
+    those of both sides must have one in common.
     """
     if reference is None or response is None or reference == response:
         return Fraction(1)
@@ -371,7 +377,8 @@ def conversion(reference: Unit | None, response: Unit | None) -> Fraction | None
     if reference.dimensions and response.dimensions:
         if reference.dimensions == response.dimensions:
             return response.scale / reference.scale
-        # "per day" may be left out where money is asked for: $18 for $18 per day.
+        # "per day" may be left out where money is asked for: $18 for $18 per day. Then one of them
+        # has dollars as its only dimension, and what is behind "per" does not count.
         are_dollars = _is_of_dollars(reference) and _is_of_dollars(response)
         is_rate_left_out = min(len(reference.dimensions), len(response.dimensions)) == 1
         if are_dollars and is_rate_left_out:

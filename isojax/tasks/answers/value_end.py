@@ -113,7 +113,8 @@ MAX_CLAUSE_LENGTH = 1000
 
 def value_ends_at(text: str, end: int) -> bool:
     """Whether a value that ends at text[:end] is complete: what follows, up to the end of the
-    clause, does not change it. True for "5| apples", False for "5| out of 8"."""
+    clause, does not change it. True for "5| apples", False for "5| out of 8" and for an unfinished
+    "5| and". end: an index of `text`, right behind the value's last character."""
     closing = _CLOSING_MARKS.match(text, end)
     start = closing.end() if closing else end
     rest = text[start : start + MAX_CLAUSE_LENGTH]
@@ -138,7 +139,7 @@ def value_ends_at(text: str, end: int) -> bool:
 
     # The words up to the next number, without the slash of 30/hour and $3/m, which is no division.
     number = _NUMBER_LATER.search(clause)
-    is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None
+    is_money = _MONEY_BEFORE.search(text[max(0, end - 20) : end]) is not None  # the value is $5
     words = clause[: number.start()] if number else clause
     words = _PER_IN_CJK.sub(" ", _PER.sub(" ", words))
     if is_money:

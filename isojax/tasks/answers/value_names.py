@@ -45,7 +45,8 @@ _FUNCTION_BEFORE_EQUALS = re.compile(
 def take_name(cursor: Cursor) -> Symbol | None:
     r"""The name at the cursor, up to its equals sign: Area in `\text{Area} = 42`, f in `f(x) = 2x`,
     f(2) in `f(2) = 17`. None where there is no name, so that an expression is to be read instead.
-    Unreadable where the words suppose or guess the value."""
+    Unreadable where the words suppose or guess the value, or say more than a name does. After a
+    name the cursor is at the equals sign; without one it has not moved."""
     match = _NAME_BEFORE_EQUALS.match(cursor.text, cursor.position)
     match = match or _FUNCTION_BEFORE_EQUALS.match(cursor.text, cursor.position)
     if not match:

@@ -22,7 +22,8 @@ _SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})")  # the ,\! of 1
 
 
 def read_answer(text: str, *, with_exponents: bool = True) -> Node:
-    """The tree of a normalized answer; Unreadable where a part of it cannot be read.
+    """The tree of a normalized answer, such as "x = 5" or "2 hours and 30 minutes"; Unreadable
+    where a part of it cannot be read.
 
     with_exponents: whether 3e-1 is 0.3; otherwise it is 3 e - 1.
     """
@@ -70,5 +71,6 @@ def _value_in_words_too(text: str, with_exponents: bool) -> Relation | None:
 
 
 def _math_content(match: re.Match[str]) -> str:
+    """What stands between the dollars of a match of MATH_IN_TEXT."""
     content = next(group for group in match.groups() if group is not None)
     return f" {content.strip()} "
