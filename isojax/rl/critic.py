@@ -39,7 +39,7 @@ class ValueEstimates(NamedTuple):
     """Of each token, f32[S rows T]."""
 
     values: Array  # of the critic before the update
-    returns: Array
+    returns: Array  # what they should have been (`generalised_advantages`)
 
 
 class CriticInputs(NamedTuple):
@@ -86,9 +86,12 @@ def generalised_advantages(
     gamma: Any,
     gae_lambda: Any,
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token that the policy drew (`mask`), 0 elsewhere; steps lead
-    over tokens of an interruption phrase. The reward comes with the last token, after which the
-    value is 0 (arXiv:1506.02438, equations 11 to 16):
+    """(advantages, returns) of each token that the policy drew, 0 elsewhere.
+
+    rewards: one for each response. values: before each token. mask: the tokens that the policy
+    drew; those of an interruption phrase are not among them, and t + 1 is the next that was drawn.
+    gamma, gae_lambda: 0 to 1. The reward comes with the last token, after which the value is 0
+    (arXiv:1506.02438, equations 11 to 16):
 
         delta_t = r_t + gamma V_(t+1) - V_t
         A_t = delta_t + gamma lambda A_(t+1)
@@ -156,7 +159,10 @@ class CriticObjective:
         inputs: UpdateInputs,
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
-        """(the weighted sum of the error, the metrics)."""
+        """(the weighted sum of the error f32[], the sums of metrics).
+
+        params: the critic's. microbatch: with CriticInputs. base_prefix: not read.
+        """
         targets: CriticInputs = microbatch.objective_inputs
         clip = inputs.coefficients.critic_clip
         values = self.values(params, prefix, inputs.problems, microbatch)
@@ -187,6 +193,7 @@ class CriticFunctions(NamedTuple):
 
 
 def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> CriticFunctions:
+    """Build what an update reads of a critic. decoder: the base policy's, without adapters."""
     objective = CriticObjective(decoder)
     accumulator = GradientAccumulator(objective, shapes)
     axes = critic_logical_axes(decoder)
@@ -195,12 +202,14 @@ def build_critic(decoder: Decoder, shapes: SamplerShapes, mesh: Mesh) -> CriticF
     def shard_values(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> Float[Array, "1 rows T"]:
+        """The values of one shard's rows, in the order of the buffers. shard: i32[1]."""
         # The shard's rows are sorted for computation; each keeps its number, to be put back.
         rows = jnp.arange(shapes.buffer_rows)
         responses = responses._replace(objective_inputs=rows[None])
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
         return values_of_rows(objective, accumulator, inputs, shard_batch)[None]
 
+    # Of the parameters, how data and fsdp split them; of base parameters, of which there are none.
     specs = manual_specs(param_shapes, axes, mesh), P()
     return CriticFunctions(
         values=map_update_over_shards(shard_values, mesh, specs, out_specs=P(ROLLOUT_AXES)),
@@ -214,9 +223,11 @@ def values_of_rows(
     inputs: UpdateInputs,
     shard_batch: ShardBatch,
 ) -> Float[Array, "rows T"]:
-    """Values of a shard's response tokens, 0 in rows that do not count: prompts go through the
-    layers block by block, as for the gradient. The objective's inputs are, of each response, the
-    row that its values go to."""
+    """The values of a shard's response tokens, 0 in rows that do not count.
+
+    Prompts go through the layers block by block, as for the gradient. `objective_inputs` of the
+    responses are not CriticInputs here, but i32[rows], the row that each one's values go to.
+    """
     shapes = accumulator.shapes
     params = objective.decoder.cast_params(inputs.params)
 

@@ -52,8 +52,11 @@ def has_equal_rewards(shapes: SamplerShapes, batch: RolloutBatch) -> Bool[Array,
 def replacements(
     is_equal: Bool[Array, " Q"], further_is_equal: Bool[Array, " Q"], B_p: Array
 ) -> Int[Array, " Q"]:
-    """For each group, the one of the further batch that replaces it; -1 where it stays. The first
-    that have unequal rewards replace the first that have equal ones."""
+    """For each group, the number of the further batch's group that replaces it; -1: it stays.
+
+    The first of the further batch whose rewards are unequal replace the first whose are equal.
+    is_equal, further_is_equal: of `has_equal_rewards`. B_p: i32[], groups of either batch.
+    """
     is_usable = (jnp.arange(len(is_equal)) < B_p) & ~further_is_equal
     usable_groups = jnp.argsort(~is_usable, stable=True)  # the usable ones first, in their order
     rank = jnp.cumsum(is_equal) - 1  # of a group among those that have equal rewards
@@ -67,8 +70,10 @@ def replace_groups(
     further: RolloutBatch,
     replacement: Int[Array, " problem_rows"],
 ) -> RolloutBatch:
-    """The batch with the groups of a further batch, of the same sizes, in the place of those that
-    they replace; and their problems. replacement: of `replacements`."""
+    """The batch with groups and problems of a further batch in the place of those they replace.
+
+    Both batches have the same B_p and n, and so the same rows. replacement: of `replacements`.
+    """
     layout = batch.layout
     groups, valid = layout.row_groups(shapes.buffer_rows)
     rollout = layout.rollout_of_row(shapes.buffer_rows)
@@ -108,7 +113,7 @@ def build_examine(shapes: SamplerShapes, stops: StopConditions, mesh: Mesh) -> P
 
 
 def build_merge(shapes: SamplerShapes, mesh: Mesh) -> Program:
-    """`merge(batch, further) -> MergedBatch`."""
+    """Build `merge(batch, further) -> MergedBatch`; both batches have the same B_p and n."""
 
     def merge(batch: RolloutBatch, further: RolloutBatch) -> MergedBatch:
         is_equal = has_equal_rewards(shapes, batch)

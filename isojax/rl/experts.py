@@ -35,7 +35,7 @@ ROUTING = "routing"  # the key of RoutingSums among the sums of metrics
 
 
 def check_experts(rl: RLConfig, decoder: Decoder, mesh: Mesh) -> None:
-    """InputError where settings of experts do not fit the model or the mesh."""
+    """Raise InputError where `cell.rl` has settings of experts that the model or mesh cannot do."""
     settings = {"expert_balance": rl.expert_balance > 0, "replay_experts": rl.replay_experts}
     used = [f"cell.rl.{name}" for name, is_set in settings.items() if is_set]
     if used and decoder.router is None:
@@ -112,8 +112,11 @@ def weigh_prompt_tokens(
 
 
 def expert_loads(sums: RoutingSums, coefficient: Float[Array, ""]) -> Float[Array, " E"]:
-    """coefficient E f_e / N (see above): what the sum of a microbatch's probabilities of each
-    expert is multiplied by in the loss. sums: those of the whole batch."""
+    """coefficient E f_e / N (see the module's equation), a factor for each expert.
+
+    In the loss the sum of a microbatch's probabilities of expert e is multiplied by it. sums: those
+    of the whole batch.
+    """
     E = len(sums.choices)
     N = jnp.maximum(sums.tokens, 1.0)
     return coefficient * E * sums.choices / N**2

@@ -61,32 +61,41 @@ from isojax.sampling.layout import Layout, ShardSlice
 
 
 class ResponseBatch(NamedTuple):
-    """A batch of responses to be differentiated, by shard."""
+    """A batch of responses to be differentiated, by shard.
+
+    S shards (data x fsdp) have `rows` rows each, laid out by sampling/layout.py: a shard's
+    rollouts in their order from row 0 on, then padding. All arrays have these two axes first.
+    """
 
     tokens: Array  # i32[S rows T]
-    mask: Array  # bool[S rows T]
-    objective_inputs: Any  # what the objective reads of each, [S rows ...] arrays
-    # [S rows P l k], that the sampler chose for each one's prompt
+    mask: Array  # bool[S rows T], the tokens that count in the loss
+    objective_inputs: Any  # what the objective reads of each response, such as PolicyInputs
+    # [S rows P l k]: the k experts that the sampler chose in each of l layers, for the tokens of
+    # each response's prompt; None where they are not recorded
     prompt_experts: Array | None = None
-    experts: Array | None = None  # [S rows T l k], and for its own tokens
+    experts: Array | None = None  # [S rows T l k], for its own tokens
 
 
 class ShardBatch(NamedTuple):
-    """A shard's rollouts, each block's longest first, and the batch they are a part of."""
+    """A shard's rollouts, each block's longest first, and the batch they are a part of.
+
+    A group is the n rollouts of one problem, counted through the batch; a block is g groups that
+    follow each other on a shard. Row r of `responses`, `group` and `lengths` is one rollout.
+    """
 
     shard_slice: ShardSlice
-    all_shard_slices: ShardSlice  # of all shards
+    all_shard_slices: ShardSlice  # the same of all shards, arrays i32[S]
     responses: ResponseBatch  # arrays [rows ...]
-    group: Array  # i32[rows], of the batch
-    lengths: Array  # i32[rows], positions that are needed
-    n: Array  # i32[]
+    group: Array  # i32[rows], the row of each rollout's problem in the batch; padding has any
+    lengths: Array  # i32[rows], of `response_lengths`
+    n: Array  # i32[], rollouts of a problem
 
 
 class PromptBlock(NamedTuple):
     """g prompts of a shard, and the rows [low, high) of the responses to them; i32[] each."""
 
-    first_group: Array
-    low: Array
+    first_group: Array  # the row of the first prompt in the batch's problems
+    low: Array  # rows of ShardBatch's arrays
     high: Array
     num_microbatches: Array  # the most that any shard has for its block of this number
 
@@ -99,13 +108,17 @@ def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
 def sort_by_length(
     lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int
 ) -> Int[Array, " rows"]:
-    """The rows of a shard, each block's responses longest first, blocks in order, rows without a
-    rollout last."""
+    """The order in which a shard computes its rows: entry i is the row that comes i-th.
+
+    Blocks keep their order; within a block the longest response is first; padding rows are last.
+    lengths: of `response_lengths`, 0 .. T. g: prompts of a block.
+    """
     row = jnp.arange(len(lengths))
     group = (shard_slice.first_rollout + row) // n
     block = (group - shard_slice.first_group) // g
 
-    by_block_then_length = block * (T + 1) + T - lengths  # lengths are 0 .. T
+    # Lengths are 0 .. T, T + 1 values, so that no two blocks overlap.
+    by_block_then_length = block * (T + 1) + T - lengths
     last = jnp.iinfo(jnp.int32).max
     sort_key = jnp.where(row < shard_slice.rollout_count, by_block_then_length, last)
     return jnp.argsort(sort_key, stable=True)
@@ -114,8 +127,13 @@ def sort_by_length(
 def microbatch_buckets(
     lengths: Int[Array, " rows"], block: PromptBlock, shapes: SamplerShapes, widths: tuple[int, ...]
 ) -> Int[Array, " _"]:
-    """For each microbatch of a block, in order, which of the widths holds its longest response on
-    every shard: all take the same one, because a model split over `tensor` communicates inside."""
+    """For each microbatch of a block, in order, the index of the width that it is computed at.
+
+    lengths: of a shard's rows, in each block from long to short. widths: rising, such as
+    (32, 64, 128), the last one T. The width is the smallest that holds the longest response of
+    this microbatch on any shard: all shards take the same one, because a model split over
+    `tensor` communicates inside. Microbatches past the block's last count as of length 0.
+    """
     most_microbatches = -(-len(lengths) // shapes.microbatch)
     starts = block.low + shapes.microbatch * jnp.arange(most_microbatches)
 
@@ -127,20 +145,28 @@ def microbatch_buckets(
 
 @dataclass(frozen=True)
 class GradientAccumulator:
-    """Adds up the gradient of an objective over a shard's rollouts, block by block."""
+    """Adds up the gradient of an objective over a shard's rollouts, block by block.
+
+    Its methods are called inside a shard_map, where arrays are one shard's. References are
+    `jax.new_ref` arrays: a trace adds to them in place, and they are read at the end.
+    """
 
     objective: Objective
     shapes: SamplerShapes
 
     @property
     def bucket_widths(self) -> tuple[int, ...]:
+        """The widths in tokens of microbatches, rising, such as (32, 64, 128); the last is T."""
         return bucket_widths(self.shapes.response_length)
 
     def shard_batch(
         self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array
     ) -> ShardBatch:
-        """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one
-        width none moves."""
+        """A shard's rollouts in the order of computation (`sort_by_length`).
+
+        responses: arrays [1 rows ...], the shard's. shard: i32[1], its number. Where microbatches
+        have one width alone, sorting would save nothing, and no row moves.
+        """
         responses = jax.tree.map(lambda x: x[0], responses)
         layout = Layout(B_p, n, self.shapes.shards)
         shard_slice = layout.shard_slice(shard[0])
@@ -164,7 +190,10 @@ class GradientAccumulator:
         return ((shard_batch.all_shard_slices.group_count + g - 1) // g).max()
 
     def block(self, shard_batch: ShardBatch, index: Array) -> PromptBlock:
-        """The `index`-th block of the shard; of no rows where it has fewer blocks than others."""
+        """The `index`-th block of the shard (i32[]); of no rows where it has fewer than others.
+
+        Other shards may have more blocks, and all loop over as many, because they communicate.
+        """
         g, m, n = self.shapes.prefill_batch, self.shapes.microbatch, shard_batch.n
 
         def row_bounds(shard_slice: ShardSlice) -> tuple[Array, Array]:
@@ -187,7 +216,11 @@ class GradientAccumulator:
     def block_prompts(
         self, problems: ProblemArrays, shard_batch: ShardBatch, block: PromptBlock
     ) -> PromptTokens:
-        """The block's g prompts, with the experts that the sampler chose for them, if recorded."""
+        """The block's g prompts, with the experts that the sampler chose for them, if recorded.
+
+        problems: the batch's, [problem_rows ...]. A prompt without a response here gets the
+        experts of row 0; its tokens count for nothing.
+        """
         g = self.shapes.prefill_batch
         prompts = lax.dynamic_slice_in_dim(problems.prompts, block.first_group, g)
         lengths = lax.dynamic_slice_in_dim(problems.lengths, block.first_group, g)
@@ -200,7 +233,10 @@ class GradientAccumulator:
         return PromptTokens(prompts, lengths, prompt_experts[first_response])
 
     def continues(self, shard_batch: ShardBatch, block: PromptBlock) -> Bool[Array, "g rows"]:
-        """Which of the shard's responses continue each prompt of a block, and count."""
+        """Which of the shard's responses continue each prompt of a block, and count.
+
+        A response counts if it is in the block's rows and has a token in the loss.
+        """
         groups = block.first_group + jnp.arange(self.shapes.prefill_batch)
         row = jnp.arange(len(shard_batch.group))
         is_counted = (row >= block.low) & (row < block.high) & (shard_batch.lengths > 0)
@@ -209,8 +245,13 @@ class GradientAccumulator:
     def take_microbatch(
         self, shard_batch: ShardBatch, block: PromptBlock, index: Array | int
     ) -> Microbatch:
-        """m of the block's rows; those beyond its last do not count."""
+        """The `index`-th m rows of a block; those that are not of the block do not count.
+
+        Arrays of the Microbatch are [m ...], at full width T; the caller crops them.
+        """
         m, g = self.shapes.microbatch, self.shapes.prefill_batch
+        # `buffer_rows` has at least m rows of padding, so that rows of the block are never cut.
+        # Only a microbatch that no rollout is in is moved back by the minimum.
         start = jnp.minimum(block.low + index * m, self.shapes.buffer_rows - m)
         of_rows = shard_batch.responses._replace(prompt_experts=None), shard_batch.group
         responses, group = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, m), of_rows)
@@ -236,20 +277,28 @@ class GradientAccumulator:
         base_prefix: Prefix | None,
         microbatch: Microbatch,
     ) -> MetricSums:
-        """Adds the gradient of a microbatch to the references: d params, and d prefix where the
-        prompts have gone through the layers. Its metrics."""
+        """Adds the gradient of a microbatch to the references, and returns its metrics.
+
+        refs: trees of references to float32 arrays, with the shapes of what they are for, in this
+        order: (d params,) where `prefix` is PromptTokens, whose prompts go through the layers here;
+        (d params, d prefix) where it is a PrefixCache. d params is of `inputs.params`, the trained
+        ones. base_prefix: the base policy's, for the KL term; None where nothing reads it.
+        """
 
         def anchored_objective(
             params: Params, *prefix_anchors: PrefixCache
         ) -> tuple[Array, MetricSums]:
+            """The objective of anchors, one tree of them for each entry of `differentiated`."""
             anchored_prefix = prefix
             if prefix_anchors:
                 anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix)
             anchored_params = _attach_anchors(params, inputs)
             return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
-        # The gradient is taken of anchors, which stand for the arrays they are paired with, and
-        # the pullback adds it to the references where it arises, so that it is held once.
+        # An anchor is a float32 array of zeros, paired with a weight or key by `GradAnchor`. Its
+        # value is never read; the gradient of the paired array arises at it, in float32. The
+        # pullback adds this to the references at once, so that it is held once. Anchors and `refs`
+        # must be for the same trees in the same order.
         is_joint = isinstance(prefix, PromptTokens)
         differentiated = (inputs.params,) if is_joint else (inputs.params, prefix)
         anchors = jax.tree.map(_make_anchor, differentiated)
@@ -268,18 +317,23 @@ class GradientAccumulator:
         shard_batch: ShardBatch,
         block: PromptBlock,
     ) -> MetricSums:
-        """Adds all responses to a block's prompts to the references (see `add_microbatch`) and to
-        `sums`: a loop over microbatches for each width, the widest first. Branches in one loop
-        would copy the gradient in every layer."""
+        """Adds all responses to a block's prompts to the references and to `sums`; returns `sums`.
+
+        refs, prefix and base_prefix: as in `add_microbatch`. There is one loop over microbatches
+        for each width, the widest first. Branches in one loop would copy the gradient in every
+        layer.
+        """
 
         def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
+            """Adds the i-th microbatch, of which arrays [m T] are cropped to [m width]."""
             microbatch = self.take_microbatch(shard_batch, block, i)
             cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
             metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
             return self.add_sums(sums, metrics)
 
-        # Responses are sorted, so each width has the microbatches [first, last). The narrowest has
-        # the rest: `buckets` also has entries of microbatches that no rollout is in.
+        # Responses are sorted, so that `buckets`, indices of widths, fall from microbatch to
+        # microbatch, and each width has the microbatches [first, last). The narrowest (bucket 0)
+        # ends at `num_microbatches`: `buckets` has further entries, without a rollout.
         buckets = microbatch_buckets(shard_batch.lengths, block, self.shapes, self.bucket_widths)
         first: Any = 0
         for bucket, width in reversed(list(enumerate(self.bucket_widths))):
@@ -296,8 +350,10 @@ class GradientAccumulator:
         inputs: UpdateInputs,
         shard_batch: ShardBatch,
     ) -> MetricSums:
-        """Adds a block of g prompts and all responses to them to the references `d_params`, and to
-        `sums`."""
+        """Adds a block of g prompts and all responses to them to `d_params`, and to `sums`.
+
+        index: i32[], of the block. d_params: a tree of references, f32, like `inputs.params`.
+        """
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, shard_batch, block)
         if self.is_joint:
@@ -307,8 +363,11 @@ class GradientAccumulator:
             )
 
         def prefill(anchors: Params) -> tuple[tuple[PrefixCache, Array | None], RoutingSums | None]:
-            """Prompts as responses continue them, and what they bring to the loss by their
-            routers; and the sums of these, which are not differentiated."""
+            """((keys and values of the prompts, their part of the load-balancing loss), sums).
+
+            The sums are the routers', and not differentiated; without routers that are read, the
+            part of the loss and the sums are None.
+            """
             params = _attach_anchors(anchors, inputs)
             prefix, routing = self.prefill_prompts(params, prompts, shard_batch, block)
             if routing is None:
@@ -348,8 +407,11 @@ class GradientAccumulator:
     def prefill_prompts(
         self, params: Params, prompts: PromptTokens, shard_batch: ShardBatch, block: PromptBlock
     ) -> tuple[PrefixCache, RoutingSums | None]:
-        """A block's prompts as responses continue them, and the sums of their routers, where these
-        are read."""
+        """The keys and values of a block's prompts, and the sums of their routers, or None.
+
+        None where the model has no experts, or where devices split the prompts' positions. A
+        prompt's token counts in the sums once for each response to it.
+        """
         decoder, routers = self.objective.decoder, self.objective.routers
         if routers is None or sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
             return decoder.prefill(params, prompts.prompts, prompts.lengths), None
@@ -363,7 +425,7 @@ class GradientAccumulator:
     def count_experts(
         self, inputs: UpdateInputs, shard_batch: ShardBatch, routers: Routers
     ) -> RoutingSums:
-        """The sums of the shard's routers, in a pass without a gradient."""
+        """The sums of the shard's routers over all of its tokens, in a pass without a gradient."""
         params = policy_params(inputs.params, inputs.base_params)
         decoder = self.objective.decoder
 
@@ -419,12 +481,19 @@ def build_gradient(
     logical_axes: Params,
     param_shapes: Params,
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], tuple[Params, Metrics]]:
-    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit.
-    `logical_axes` and `param_shapes` hold the logical axes and ShapeDtypeStruct of each parameter
-    that is trained."""
+    """Build `gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, for use inside a jit.
+
+    The gradient is a float32 tree like `inputs.params`, summed over all shards and sharded as they
+    are. logical_axes, param_shapes: two trees like that of the trained parameters, which hold for
+    each the names of its axes, such as ("embed", "vocab") or (None,), and its ShapeDtypeStruct.
+    """
+    # For each parameter, how data and fsdp split it; axes that XLA handles itself, as tensor, are
+    # left out.
     param_specs = manual_specs(param_shapes, logical_axes, mesh)
     shard_gradient = ShardGradient(GradientAccumulator(objective, shapes), param_specs, mesh)
 
+    # The base policy's parameters are read by the KL term, and under adapters (LoRA). Where nothing
+    # reads them `inputs.base_params` is {}, and the spec P() stands for no array.
     decoder = objective.decoder
     base_specs: Any = P()
     if objective.needs_base or decoder.config.lora is not None:
@@ -441,15 +510,20 @@ class ShardGradient:
     adds up the others': to be called inside a shard_map."""
 
     accumulator: GradientAccumulator
-    param_specs: Params  # how the mesh splits each parameter that is trained
+    param_specs: Params  # PartitionSpecs of the trained parameters over data and fsdp
     mesh: Mesh
 
     def __call__(
         self, shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
-        """shard: i32[1]. responses: the shard's, arrays [1 rows ...]."""
+        """Compute (gradient, metrics) of the whole batch, from one shard's rollouts.
+
+        shard: i32[1], its number. responses: the shard's, arrays [1 rows ...]. B_p, n: i32[]. The
+        gradient of a parameter that fsdp splits is this shard's part of it, any other is whole.
+        """
         objective = self.accumulator.objective
         shard_batch = self.accumulator.shard_batch(responses, shard, B_p, n)
+        # At least 1: metrics are divided by it, and a batch may have no token in the loss.
         num_tokens = jnp.maximum(self._add_shards(responses.mask.sum()), 1).astype(jnp.float32)
 
         # Cast once, not in every microbatch.
@@ -485,7 +559,7 @@ class ShardGradient:
         return _over_shards(lax.psum, x, self.accumulator.shapes.shards)
 
     def _token_metrics(self, sums: MetricSums, num_tokens: Array) -> Metrics:
-        """The objective's metrics, of the tokens of all shards."""
+        """The objective's metrics over the tokens of all shards; num_tokens: f32[], how many."""
         shards = self.accumulator.shapes.shards
         metrics: Metrics = {}
         for name, reduction in self.accumulator.objective.metric_reductions.items():
@@ -498,9 +572,13 @@ class ShardGradient:
 def map_update_over_shards(
     function: Callable[..., Any], mesh: Mesh, input_specs: tuple[Any, Any], out_specs: Any
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], Any]:
-    """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses,
-    B_p, n)` for each shard with its responses [1 rows ...]. input_specs: those of `inputs.params`
-    and `inputs.base_params`."""
+    """Build `mapped(inputs, responses, B_p, n)`, which runs `function` on each shard.
+
+    It calls `function(shard i32[1], inputs, responses, B_p, n)` with the shard's number and its
+    responses [1 rows ...]; all else is given whole to each, but what input_specs split: a pair of
+    trees of PartitionSpecs, of `inputs.params` and of `inputs.base_params`. out_specs: of what the
+    function returns.
+    """
     by_shard: Any = P(ROLLOUT_AXES)
     on_all: Any = P()
     params_spec, base_spec = input_specs
@@ -521,8 +599,11 @@ def _make_anchor(x: Array) -> Array:
 
 
 def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
-    """The policy's parameters, trained ones with the gradient of their anchors: those of a layer
-    where it is used."""
+    """The policy's parameters, of which the trained ones send their gradient to their anchors.
+
+    anchors: a tree like `inputs.params`. Weights of layers stay pairs (GradAnchor), which the
+    layer resolves where it uses them; the others, as the embedding, are resolved here.
+    """
     anchored = jax.tree.map(GradAnchor, anchors, inputs.params)
     trained = {
         name: pair if is_stack(pair) else resolve_anchors(pair) for name, pair in anchored.items()
@@ -537,8 +618,11 @@ def _over_shards(reduce: Callable[..., Array], x: Array, shards: int) -> Array:
 
 
 def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
-    """Summed over shards; of a parameter that is split, over the axes that models/fsdp.py has not
-    summed over yet."""
+    """A parameter's gradient summed over shards.
+
+    spec: of the parameter, over data and fsdp. Where it is split, models/fsdp.py has summed over
+    fsdp already, and the other axes are left to sum over.
+    """
     if not any(spec):
         return _over_shards(lax.psum, gradient, shard_count(mesh))
     others = (axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS)

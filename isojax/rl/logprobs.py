@@ -36,11 +36,15 @@ class TokenStats(NamedTuple):
 
 
 class HiddenStates(NamedTuple):
-    """A policy's parameters, and its hidden states before response tokens."""
+    """A policy's parameters, and its hidden states before response tokens.
+
+    Letters: m responses of T tokens, to g prompts; D the model's width. The state before a
+    response's first token is its prompt's last, which the responses to a prompt share.
+    """
 
     params: Params
     prompt_hidden: Array  # [g D], after each prompt
-    prefix_entry: Array  # i32[m], the prompt that each response continues
+    prefix_entry: Array  # i32[m], the row of `prompt_hidden` that each response continues
     # [m t D], after each response's own tokens but the last, and after padding
     response_hidden: Array
     routing: RoutingSums | None = None  # of the routers that made them, where these are read
@@ -51,8 +55,11 @@ class HiddenStates(NamedTuple):
         return jnp.concatenate([before_first_tokens, self.response_hidden], 1)[:, :T]
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
-        """Each state once, prompts' first, and the index of the state before each response's first
-        token."""
+        """(states f32[r D], each once; the index i32[m] of the state before each first token).
+
+        Rows 0 .. p-1 are prompts' last states; then come those of `response_hidden`, row by row,
+        so that r = p + m t. p is g, or m where m <= g: then only continued prompts are held.
+        """
         m, D = len(self.prefix_entry), self.response_hidden.shape[-1]
         prompt_hidden = self.prompt_hidden
         prefix_entry = self.prefix_entry
@@ -74,7 +81,10 @@ def entropy(log_p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
 def stats_of_logps(
     log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"], use_entropy: bool
 ) -> TokenStats:
-    """From all log-probabilities. use_entropy: whether the entropy is differentiated."""
+    """The statistics of tokens, from all log-probabilities of the vocabulary.
+
+    use_entropy: whether the entropy is differentiated; it is computed in either case.
+    """
     of_entropy = log_p if use_entropy else lax.stop_gradient(log_p)
     return TokenStats(token_logps(log_p, tokens), entropy(of_entropy))
 
@@ -87,15 +97,19 @@ def token_stats(
     use_entropy: bool,
     vocab_split: bool = False,
 ) -> TokenStats:
-    """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether
-    the entropy is differentiated. vocab_split: whether devices share the vocabulary; then each
-    walks over the blocks of its part."""
+    """Log-probabilities and entropies f32[m T] of the whole distributions (top-p 1).
+
+    hidden: of the same m responses; `response_hidden` [m t D] may be padded, t >= T - 1.
+    temperature: above 0, what logits are divided by. use_entropy: whether the entropy is
+    differentiated. vocab_split: whether devices share the vocabulary; then each walks over the
+    blocks of its part.
+    """
     T = tokens.shape[1]
     mesh_shape = jax.sharding.get_abstract_mesh().shape
     mesh_axes = axes_that_split("vocab", decoder.vocab, mesh_shape) if vocab_split else ()
     num_parts = count_parts(mesh_axes, mesh_shape)
 
-    # Few logits are computed at once.
+    # Few logits, m T V on each device, are computed at once.
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
         return stats_of_logps(log_p, tokens, use_entropy)
@@ -129,9 +143,13 @@ def nucleus_token_stats(
     temperature: float,
     use_entropy: bool,
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
-    """Log-probabilities and entropies of the distributions that are cut by top-p: within the nuclei
-    that the sampler drew from, of mass `nucleus_mass`, which are constants here; and the base
-    policy's log-probabilities within them."""
+    """(the policy's statistics, the base policy's log-probabilities f32[m T]) under top-p.
+
+    Distributions are cut to the nuclei that the sampler drew from, which are constants here:
+    nucleus_mass, 0 to 1, is the probability mass of each token's. The base policy's are cut to
+    the same nuclei. base_hidden: its states; None where it is not read, and then so is the second
+    result.
+    """
     logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
 
@@ -170,17 +188,21 @@ class VocabularyBlocks:
     temperature: float  # what logits are divided by
     use_entropy: bool  # whether the entropy is differentiated
     size: int  # tokens of a block
-    num_parts: int = 1  # devices that share the vocabulary
-    mesh_axes: tuple[str, ...] = ()  # along which they do
+    num_parts: int = 1  # devices that share the vocabulary; it divides V
+    mesh_axes: tuple[str, ...] = ()  # along which they do, such as ("tensor",)
 
     def on_parts(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Any:
-        """`function(number, ...)` on each device's part, the one of this number. inputs, outputs:
-        for each array, which of its axes is the vocabulary's, or None; trees like the arguments
-        after the number, and like what the function returns."""
+        """Run `function(number, ...)` on each device's part of the vocabulary, 0 .. num_parts - 1.
+
+        inputs: a tree like the arguments after the number, such as (None, 0, None); outputs: one
+        like what the function returns. In the place of each array they have the axis of it that is
+        the vocabulary's, which is then cut to the part, or None: the array is given whole.
+        """
         if self.num_parts == 1:
             return partial(function, 0)
 
         def spec(axis: int | None) -> PartitionSpec:
+            """Of an array whose `axis` the devices share: axes before it are whole."""
             return (
                 PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self.mesh_axes)
             )
@@ -197,8 +219,12 @@ class VocabularyBlocks:
         return lax.psum(x, self.mesh_axes) if self.num_parts > 1 else x
 
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
-        """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of
-        the vocabulary."""
+        """The carry after `step(start, size, carry)` over all blocks of `vocab` tokens.
+
+        start: i32[], the block's first token; size: how many it has, which is `self.size` but for
+        a last, smaller block where this does not divide `vocab`. It has a call after the loop,
+        because a block's size is static.
+        """
         num_blocks, remainder = divmod(vocab, self.size)
 
         def whole_block(i: Array, carry: Any) -> Any:
@@ -217,13 +243,13 @@ class VocabularyBlocks:
 
 
 class ForwardCarry(NamedTuple):
-    """What the loop over blocks adds up."""
+    """What the loop over blocks adds up: over the vocabulary's tokens v so far, x their logits."""
 
     max_logit: Float[Array, " r"]  # the largest so far
     exp_sum: Float[Array, " r"]  # of exp(x - max)
     weighted_sum: Float[Array, " r"]  # of exp(x - max) x
-    first_logits: Float[Array, " m"]  # of responses' first tokens
-    state_logits: Float[Array, " r"]  # of the other tokens
+    first_logits: Float[Array, " m"]  # of responses' first tokens; 0 until their block has come
+    state_logits: Float[Array, " r"]  # of the token after each response's state, alike
     saved_logits: Float[Array, "r V"] | None  # all, where they are kept
 
 
@@ -257,8 +283,12 @@ def blockwise_token_stats(
     prefix_entry: Int[Array, " m"],
     blocks: VocabularyBlocks,
 ) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
-    """(log-probabilities of the tokens, entropies), from what `HiddenStates.unique_states`
-    returns."""
+    """(log-probabilities of the tokens, entropies), f32[m T] each, without all logits at once.
+
+    states, prefix_entry: of `HiddenStates.unique_states`, whose order is relied on. unembedding:
+    [V D] or [D V] (`blocks.vocab_axis`). tokens: padded like the states, so that r = p + m (T - 1)
+    with p states of prompts. Differentiable in states and unembedding.
+    """
     return _forward(states, unembedding, tokens, prefix_entry, blocks, save_logits=False)[0]
 
 
@@ -270,8 +300,11 @@ def _forward(
     blocks: VocabularyBlocks,
     save_logits: bool = True,
 ) -> tuple[tuple[Array, Array], Residuals]:
-    """((log-probabilities, entropies), what the gradient reads). save_logits: whether all logits
-    may be kept for it, where they are few enough."""
+    """((log-probabilities [m T], entropies [m T]), what the gradient reads).
+
+    Arguments: as of `blockwise_token_stats`. save_logits: whether all logits may be kept for the
+    gradient; they are where a device has at most MAX_SAVED_LOGITS.
+    """
     vocab = unembedding.shape[blocks.vocab_axis] // blocks.num_parts
     save_logits = save_logits and len(states) * vocab <= MAX_SAVED_LOGITS
     compute_stats = blocks.on_parts(
@@ -300,15 +333,28 @@ def _stats_over_blocks(
     tokens: Array,
     prefix_entry: Array,
 ) -> StateStats:
-    """By the part of the vocabulary of this number, and what the others add to it; saved logits are
-    of the part alone."""
+    """The statistics of all states, from a walk over one device's part of the vocabulary.
+
+    The device walks over the blocks of part `number`, 0 .. num_parts - 1; then the sums of all
+    parts are added up, so that each device returns the same numbers, but for `saved_logits`, which
+    are [r V / num_parts] of its part alone.
+
+    states: [r D], p prompts' last states first, then those before tokens 1 .. T-1 of each response,
+    r = p + m (T - 1). unembedding: of the part, [V / num_parts, D] or [D, V / num_parts]. tokens:
+    i32[m T], of the whole vocabulary. prefix_entry: i32[m], of each response the row of `states`,
+    below p, that its first token is drawn from.
+    """
     zeros = jnp.zeros(len(states), jnp.float32)
     vocab = unembedding.shape[blocks.vocab_axis]
-    part_start = number * vocab  # tokens are counted from there on
-    first_tokens = tokens[:, 0] - part_start
+    # From here on tokens are counted from the part's first; one of another part is in no block.
+    part_start = number * vocab
+    first_tokens = tokens[:, 0] - part_start  # i32[m]
+    # i32[r], the one token after each response's state. A prompt's state is before several first
+    # tokens: it has -1, and `first_tokens` stand for them.
     state_tokens = _state_tokens(tokens, len(states)) - part_start
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
+        """Adds the block of tokens start .. start + size - 1; x [r size] are its logits."""
         unembedding_block = lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis)
         x = blocks.logits(states, unembedding_block)
 
@@ -345,7 +391,7 @@ def _stats_over_blocks(
     )
     sums = blocks.loop(vocab, step, carry)
 
-    # Those of all parts, rescaled to the largest logit of all.
+    # Sums of all parts, rescaled from the largest logit of a part to the largest of all.
     max_logit, exp_sum, weighted_sum = sums.max_logit, sums.exp_sum, sums.weighted_sum
     if blocks.num_parts > 1:
         max_logit = lax.pmax(sums.max_logit, blocks.mesh_axes)
@@ -366,7 +412,10 @@ def _stats_over_blocks(
 def _backward(
     blocks: VocabularyBlocks, residuals: Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None, None]:
-    """cotangents: of log-probabilities and entropies, [m T] each. Tokens have no gradient."""
+    """The gradients (d states, d unembedding, None, None); tokens and prefix_entry have none.
+
+    cotangents: the loss's gradients of the log-probabilities and of the entropies, [m T] each.
+    """
     vocab_axis = blocks.vocab_axis
     logits_axis = None if residuals.saved_logits is None else 1
     # of all fields, only the unembedding and the last, saved_logits, are divided among parts
@@ -388,7 +437,11 @@ def _gradient_over_blocks(
     d_token_logps: Float[Array, "m T"],
     d_token_entropies: Float[Array, "m T"],
 ) -> tuple[Array, Array]:
-    """The gradients of states and unembedding, of a part of the vocabulary."""
+    """(d states [r D], summed over all parts; d unembedding, of one part of the vocabulary).
+
+    number: of the part, 0 .. num_parts - 1. residuals: with the part's unembedding and saved
+    logits, all else whole. d_token_*: the loss's gradients of what the forward pass returned.
+    """
     states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits = residuals
     vocab_axis = blocks.vocab_axis
     part_start = number * unembedding.shape[vocab_axis]  # tokens are counted from there on
@@ -403,7 +456,7 @@ def _gradient_over_blocks(
     )
 
     def by_state(cotangent: Array) -> Float[Array, "r 1"]:
-        """Of values of tokens [m T], by the state before each, over the temperature."""
+        """Values of tokens [m T], added up by the state before each, over the temperature."""
         of_states = [sum_by_prompt(cotangent[:, 0]), cotangent[:, 1:].reshape(-1)]
         return jnp.concatenate(of_states)[:, None] / blocks.temperature
 
@@ -412,6 +465,7 @@ def _gradient_over_blocks(
     d_entropy = by_state(d_token_entropies)
 
     def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Adds what tokens start .. start + size - 1 bring to (d states, d unembedding)."""
         d_states, d_unembedding = carry
         unembedding_block = lax.dynamic_slice_in_dim(unembedding, start, size, vocab_axis)
         if saved_logits is None:
@@ -455,7 +509,11 @@ def _num_prompt_states(tokens: Array, num_states: int) -> int:
 
 
 def _state_tokens(tokens: Array, num_states: int) -> Int[Array, " r"]:
-    """The token that follows each state, where it is the only one; -1 for prompts' states."""
+    """The token that follows each state, where it is the only one; -1 for prompts' states.
+
+    tokens: i32[m T]. Of the states, those behind the prompts' are before tokens 1 .. T-1 of
+    response 0, then of response 1, and so on.
+    """
     of_prompts = jnp.full(_num_prompt_states(tokens, num_states), -1, tokens.dtype)
     return jnp.concatenate([of_prompts, tokens[:, 1:].reshape(-1)])
 
@@ -463,8 +521,10 @@ def _state_tokens(tokens: Array, num_states: int) -> Int[Array, " r"]:
 def _states_to_tokens(
     first_values: Float[Array, " m"], state_values: Float[Array, " r"], tokens: Int[Array, "m T"]
 ) -> Float[Array, "m T"]:
-    """Values of responses' first tokens, and those of responses' own states for the other
-    tokens."""
+    """Values by token, from those of responses' first tokens and those by state.
+
+    state_values of prompts' states are left out; the others are of the tokens after the first.
+    """
     num_prompts = _num_prompt_states(tokens, len(state_values))
     other_values = state_values[num_prompts:].reshape(tokens[:, 1:].shape)
     return jnp.concatenate([first_values[:, None], other_values], 1)

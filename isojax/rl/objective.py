@@ -66,6 +66,10 @@ class Coefficients(NamedTuple):
 
 
 def make_coefficients(config: RLConfig) -> Coefficients:
+    """The coefficients of `cell.rl`, as float32 numbers on the host.
+
+    Those of the critic are a default critic's where the recipe has none: nothing reads them then.
+    """
     algorithm = resolve_algorithm(config)
     critic_config = config.critic or CriticConfig()
     return Coefficients(
@@ -102,8 +106,11 @@ def response_weights(
     counted: Bool[Array, "*r"],
     T: int,
 ) -> Float[Array, "*r"]:
-    """The weight of each response's sum over its tokens (rl/aggregations); 0 where not
-    `counted`."""
+    """The weight of each response's sum over its tokens; 0 where it is not `counted`.
+
+    aggregation: a plug-in of rl/aggregations, which makes it of CountedResponses. counted: the
+    responses that a term of the loss counts. T: the most tokens of a response.
+    """
     responses = CountedResponses(
         lengths=batch.lengths,
         tokens=jnp.where(counted, batch.lengths, 0).astype(jnp.float32),
@@ -119,12 +126,16 @@ def response_weights(
 def make_loss_weights(
     rl: RLConfig, advantages: Array, batch: RewardedBatch, train_mask: Bool[Array, "*r"], T: int
 ) -> LossWeights:
-    """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves
-    those out."""
+    """The weights of responses in each term of the loss; 0 of those outside `train_mask`.
+
+    advantages: f32[S rows], or f32[S rows T] by token. A term that `cell.rl.zero_variance_filter`
+    names leaves out groups whose rewards are all equal. T: the most tokens of a response.
+    """
     aggregation = resolve_algorithm(rl).aggregation
     has_advantage = train_mask & ~zero_variance(batch)
 
     def term_weights(term: str) -> Array:
+        """Of a term of the loss: "policy", "kl" or "entropy"."""
         counted = has_advantage if term in rl.zero_variance_filter else train_mask
         return response_weights(aggregation, batch, counted, T)
 
@@ -169,9 +180,11 @@ Prefix = PrefixCache | PromptTokens
 def read_routers(
     routers: Routers, prompts: PromptTokens | None, microbatch: Microbatch, columns: int
 ) -> RouterPass:
-    """What a pass through the layers reads of the routers: of the first `columns` tokens of m
-    responses, [m columns]; or, where their prompts go through with them, of both in one row, the
-    prompts' first."""
+    """What a pass through the layers is to read of the experts' routers, for the tokens in it.
+
+    These are the first `columns` tokens of m responses, [m columns]; or, where their prompts
+    [g P] go through with them, both in one row [1, g P + m columns], the prompts' first.
+    """
     weights = weigh_response_tokens(microbatch.mask, columns)
     experts = pad_experts(microbatch.experts, columns)
     if prompts is None:
@@ -189,8 +202,7 @@ def read_routers(
 
 
 def balance_term(routing: RoutingSums, inputs: UpdateInputs) -> Float[Array, ""]:
-    """What tokens with these sums bring to the loss by the load of the experts that they may
-    choose."""
+    """What tokens with these sums bring to the load-balancing loss; 0 without such a loss."""
     if inputs.expert_loads is None:
         return jnp.float32(0)
     return (inputs.expert_loads * routing.probabilities).sum()
@@ -240,9 +252,13 @@ def hidden_states(
     microbatch: Microbatch,
     routers: Routers | None = None,
 ) -> HiddenStates:
-    """Hidden states before each response token: its prompt's last, which a group shares, then the
-    response's own. `routers`: what is read of the routers, of those tokens that go through the
-    layers here."""
+    """Hidden states before each response token: its prompt's last, then the response's own.
+
+    prefix: the block's prompts, as tokens that go through the layers here, or as keys and values
+    (and anchors of them) of prompts that have. problems: the batch's. routers: what is read of the
+    experts' routers, for the tokens that go through the layers here; None reads nothing. Of the
+    result, `response_hidden` may be padded: t >= T - 1.
+    """
     # The last token of a response predicts none. Padding makes whole tiles for a TPU's kernels, and
     # equal parts for devices that share tokens.
     m, T = microbatch.tokens.shape
@@ -253,6 +269,7 @@ def hidden_states(
     prefix_entry = microbatch.prefix_entry
 
     def router_pass(prompts: PromptTokens | None) -> RouterPass | None:
+        """prompts: those that go through with the responses; None where none do."""
         if routers is None:
             return None
         return read_routers(routers, prompts, microbatch, columns)
@@ -284,7 +301,11 @@ def hidden_states(
 def sum_over_tokens(
     reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]
 ) -> MetricSums:
-    """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
+    """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask.
+
+    reductions: "mean", "total" or "max" of each metric. Maxima are of values of 0 and above: tokens
+    outside the mask count as 0.
+    """
     # A mean is a sum here: only the whole batch knows how many tokens to divide by.
     reduce = {"mean": jnp.sum, "total": jnp.sum, "max": jnp.max}
     return {name: reduce[reductions[name]](jnp.where(mask, x, 0.0)) for name, x in metrics.items()}
@@ -335,8 +356,10 @@ class PolicyObjective:
     def token_stats(
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
     ) -> tuple[TokenStats, Array | None]:
-        """The policy's log-probabilities and entropies of response tokens, and the base policy's
-        log-probabilities."""
+        """(the policy's log-probabilities and entropies, the base policy's log-probabilities).
+
+        f32[m T] each, of the response's tokens; the latter are None where `base_hidden` is.
+        """
         tokens = microbatch.tokens
         temperature = self.sampling.temperature
         use_entropy = self.rl.entropy > 0
@@ -371,7 +394,11 @@ class PolicyObjective:
         inputs: UpdateInputs,
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
-        """(the sum over the responses of their weighted terms, the metrics)."""
+        """(the sum over the responses of their weighted terms f32[], the metrics).
+
+        params: with anchors at the trained weights where it is differentiated. microbatch: with
+        PolicyInputs. Metrics are sums by the names of `metric_reductions`, and by ROUTING.
+        """
         sampled: PolicyInputs = microbatch.objective_inputs
         weights = sampled.loss_weights
         coefficients = inputs.coefficients
@@ -419,7 +446,9 @@ class PolicyObjective:
     def policy_loss(
         self, logps: Float[Array, "m T"], microbatch: Microbatch, coefficients: Coefficients
     ) -> tuple[Float[Array, "m T"], MetricSums]:
-        """The policy term of each token, with its metrics.
+        """The policy term of each token, before its weight, with its metrics f32[m T] each.
+
+        logps: of the policy that is trained. microbatch: with PolicyInputs.
 
         With truncated importance sampling (TIS) the ratio is taken against the trainer's own
         log-probabilities, which are the current ones, as there is one update per batch. The

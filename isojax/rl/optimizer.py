@@ -56,8 +56,13 @@ def adamw_update(
     weight_decay: ArrayLike,
     skip: Array,
 ) -> tuple[Params, Any]:
-    """(parameters, moments) after a step of AdamW (arXiv:1711.05101), its gradient clipped by the
-    global norm; nothing changes where `skip` is true."""
+    """(parameters, moments) after a step of AdamW (arXiv:1711.05101); unchanged where `skip`.
+
+    params, gradient: trees of the same structure, float32. moments: of `ADAM.init(params)`.
+    grad_norm: f32[], the gradient's global norm, by which it is clipped to `max_grad_norm`. lr:
+    f32[], this step's, scaled and warmed up. skip: bool[].
+    """
+    # The bound 1e-30 avoids a division by 0.
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     clipped_gradient = jax.tree.map(lambda g: g * clip_scale, gradient)
     _, new_moments = ADAM.update(clipped_gradient, moments)
@@ -104,7 +109,10 @@ def place_moments(state: TrainState, on_host: bool) -> TrainState:
 
 
 def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
-    """The sharding of each array of a TrainState; moments are sharded as their parameters are."""
+    """The sharding of each array of a TrainState; moments are sharded as their parameters are.
+
+    with_critic: whether the recipe has a critic; else `critic` is None.
+    """
     replicated_sharding: Any = replicated(mesh)
 
     def moment_shardings(params: Params) -> Any:
@@ -127,8 +135,11 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
 def build_init_state(
     decoder: Decoder, mesh: Mesh, with_critic: bool = False
 ) -> Callable[[Params], TrainState]:
-    """The jitted `init(base_params) -> TrainState`, whose critic starts from the base policy's
-    parameters. Adapters start from the same draws in every run."""
+    """Build the jitted `init(base_params) -> TrainState`, the state before the first update.
+
+    A critic (with_critic) starts from the base policy's parameters. With LoRA `params` are the
+    adapters alone, which start from the same draws in every run.
+    """
 
     def init_state(base_params: Params) -> TrainState:
         params = base_params

@@ -45,7 +45,7 @@ SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train 
 
 
 class BatchSignals(NamedTuple):
-    """What the update computes of each rollout before the gradient."""
+    """What the update computes of each rollout before the gradient, in arrays [S rows ...]."""
 
     loss_weights: objective.LossWeights
     train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
@@ -55,7 +55,7 @@ class BatchSignals(NamedTuple):
 class TrainedPart(NamedTuple):
     """The part of a batch that the gradient is computed on, B_p problems of n rollouts each."""
 
-    problems: ProblemArrays
+    problems: ProblemArrays  # `problem_rows` rows, of which the first B_p count
     responses: ResponseBatch  # with PolicyInputs
     value_estimates: critic.ValueEstimates | None
     B_p: Array
@@ -73,7 +73,10 @@ class CriticUpdate(NamedTuple):
 
 
 class TrainedRows(NamedTuple):
-    """What is known of each rollout when its gradient is taken: arrays [S rows ...]."""
+    """What is known of each rollout when its gradient is taken: arrays [S rows ...].
+
+    It is a pair so that `drop_groups` moves the rows of both alike.
+    """
 
     responses: ResponseBatch
     value_estimates: critic.ValueEstimates | None
@@ -90,7 +93,9 @@ class UpdateResult(NamedTuple):
 
 class TrainStep:
     """One update on one batch, to be called inside a jit: first what is computed of each rollout,
-    then the gradient and AdamW."""
+    then the gradient and AdamW.
+
+    `self._critic` is there only where `cell.rl.critic` is set."""
 
     def __init__(
         self,
@@ -101,7 +106,12 @@ class TrainStep:
         mesh: Mesh,
         measures_signal: bool = False,
     ):
-        """measures_signal: for schedules that the gradient decides (train/growth.py)."""
+        """Resolve the recipe, and build the gradients of the policy and of the critic, if any.
+
+        cell: `cell.rl` and `cell.sampling` are read. stops: the task's. shapes: of the batches.
+        measures_signal: whether the metrics have `gradient_signal`'s, for schedules that the
+        gradient decides (train/growth.py).
+        """
         self.rl = cell.rl
         self.algorithm = resolve_algorithm(cell.rl)
         self.stops = stops
@@ -126,13 +136,19 @@ class TrainStep:
         batch: RolloutBatch,
         coefficients: Coefficients,
     ) -> tuple[TrainState, UpdateResult]:
+        """Train on a batch. base_params: the base policy's, or {} where nothing reads them."""
         signals, batch_metrics = self.compute_advantages(state, batch, coefficients)
         state, update_metrics = self.update(state, base_params, batch, signals, coefficients)
         return state, UpdateResult(batch_metrics | update_metrics)
 
     @property
     def drops_zero_variance(self) -> bool:
-        """Whether a group whose advantages are all 0 has no part in any term of the loss."""
+        """Whether a group whose advantages are all 0 has no part in any term of the loss.
+
+        Then its gradient need not be computed. A group is the n rollouts of one problem. The KL and
+        entropy terms need it unless they filter it out themselves; the experts' load-balancing
+        loss and the critic always do.
+        """
         rl = self.rl
         filtered_terms = rl.zero_variance_filter
         kl_needs_it = rl.kl > 0 and "kl" not in filtered_terms
@@ -143,7 +159,10 @@ class TrainStep:
     def compute_advantages(
         self, state: TrainState, batch: RolloutBatch, coefficients: Coefficients
     ) -> tuple[BatchSignals, Metrics]:
-        """From rewards to advantages and loss weights; and the metrics of the batch."""
+        """Compute advantages and loss weights from the rewards; and the metrics of the batch.
+
+        The metrics are those of `measure_rollouts`, of all rollouts, trained on or not.
+        """
         rewarded = rewarded_batch(self.shapes, batch, "policy" in self.rl.zero_variance_filter)
         metrics = measure_rollouts(self.stops, batch, rewarded)
 
@@ -172,7 +191,7 @@ class TrainStep:
         rewarded: RewardedBatch,
         coefficients: Coefficients,
     ) -> tuple[RewardedBatch, critic.ValueEstimates]:
-        """The rewards with the advantages of tokens by the critic; and its values and returns."""
+        """(the batch with tokens' advantages by the critic, its values and returns [S rows T])."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         no_base: Params = {}
         inputs = UpdateInputs(critic_state.params, no_base, batch.problems, coefficients)
@@ -193,9 +212,11 @@ class TrainStep:
         signals: BatchSignals,
         coefficients: Coefficients,
     ) -> tuple[TrainState, Metrics]:
-        """The loss's gradient and a step of AdamW; and the metrics of both. Where loss or gradient
-        are not finite, the step is skipped: parameters and moments stay, these metrics count as 0,
-        and `nonfinite_update` as 1."""
+        """Take the loss's gradient and a step of AdamW; returns the state and the metrics of both.
+
+        Where loss or gradient are not finite, the step is skipped: parameters and moments stay,
+        these metrics count as 0, and `nonfinite_update` as 1; `state.step` counts all the same.
+        """
         rl = self.rl
         num_rollouts = batch.B_p * batch.n
         part = self._trained_part(batch, signals)
@@ -258,8 +279,12 @@ class TrainStep:
         num_rollouts: Array,
         coefficients: Coefficients,
     ) -> CriticUpdate:
-        """A step of the critic, skipped where the policy's is (`nonfinite`), or where its own loss
-        or gradient is not finite."""
+        """Take a step of the critic, on the same part of the batch as the policy.
+
+        It is skipped where the policy's is (`nonfinite`, bool[]), or where its own loss or gradient
+        is not finite. num_rollouts: i32[], B_p n of the whole batch, for the learning rate.
+        Metrics are named as `critic_loss`.
+        """
         assert state.critic is not None and part.value_estimates is not None
         critic_inputs = critic.CriticInputs(
             part.value_estimates.values,
@@ -290,7 +315,11 @@ class TrainStep:
         return CriticUpdate(CriticState(params, moments), metrics, nonfinite)
 
     def _trained_part(self, batch: RolloutBatch, signals: BatchSignals) -> TrainedPart:
-        """The batch without the rollouts and groups whose gradient is 0 or not wanted."""
+        """The batch without the rollouts and groups whose gradient is 0 or not wanted.
+
+        Not wanted are those beyond `cell.rl.n_train` of each group; 0 is that of groups without an
+        advantage (`drops_zero_variance`).
+        """
         rollouts = batch.rollouts
         loss_weights = signals.loss_weights
         train_mask = signals.train_mask
@@ -341,7 +370,10 @@ class TrainStep:
 def rewarded_batch(
     shapes: SamplerShapes, batch: RolloutBatch, filters_zero_variance: bool
 ) -> RewardedBatch:
-    """A batch as advantage estimators read it."""
+    """A batch as advantage estimators read it, [S rows]; padding rows have reward and length 0.
+
+    filters_zero_variance: whether the policy's term leaves out groups of equal rewards.
+    """
     groups, valid = batch.layout.row_groups(shapes.buffer_rows)
     return RewardedBatch(
         rewards=jnp.where(valid, batch.rewards, 0),
@@ -357,8 +389,12 @@ def rewarded_batch(
 def measure_rollouts(
     stops: StopConditions, batch: RolloutBatch, rewarded: RewardedBatch
 ) -> Metrics:
-    """What is known of a batch before it is trained on: means over its rollouts, and the tokens
-    that were drawn."""
+    """The metrics of a batch before it is trained on.
+
+    Means over its B_p n rollouts: reward, truncated, response_length, zero_variance; where
+    responses hold context, context_length; and interrupted or turns where the task has them. A
+    total: tokens, how many the policy drew. With context, response_length leaves it out.
+    """
     rollouts = batch.rollouts
     valid = rewarded.valid
     lengths = jnp.where(valid, rollouts.lengths, 0)  # of responses, with context
@@ -389,12 +425,18 @@ def measure_rollouts(
 def gradient_signal(
     gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any
 ) -> Metrics:
-    """How far a gradient agrees with those before it (train/growth.py): the inner product of the
-    clipped gradient with Adam's mean of them (0 before the first), its square, and the clipped
-    gradient's own square. gradient, moments: of the same parameters."""
+    """Measure how far a gradient agrees with those before it, for train/growth.py.
+
+    grad_signal is the inner product of the clipped gradient with Adam's mean of those before (0
+    before the first), grad_signal_square its square, grad_square the clipped gradient's own.
+    gradient, moments: of the same parameters; moments are Adam's before this gradient. grad_norm:
+    the gradient's, not clipped.
+    """
+    # The bound 1e-30 avoids a division by 0.
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
 
-    # Adam's mean begins at 0, and is divided by the weight of the gradients that are in it.
+    # Adam's mean begins at 0, and is divided by the weight of the gradients that are in it: with
+    # count = 0 that is 0, as is the mean, and 1 - B1, that of one gradient, stands for it.
     products = jax.tree.leaves(jax.tree.map(lambda g, m: (g * m).sum(), gradient, moments.mu))
     past_weight = jnp.maximum(1 - B1 ** moments.count.astype(jnp.float32), 1 - B1)
     signal = clip_scale * sum(products) / past_weight
@@ -414,8 +456,11 @@ def build_update(
     mesh: Mesh,
     measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, RolloutBatch, Coefficients], tuple[TrainState, UpdateResult]]:
-    """The jitted `update(state, base_params, batch, coefficients) -> (state, result)` of one batch;
-    the state is donated."""
+    """Build the jitted `update(state, base_params, batch, coefficients) -> (state, result)`.
+
+    The state is donated. base_params: the base policy's, or {} where nothing reads them.
+    measures_signal: as of TrainStep.
+    """
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
     return jit_update(train_step, cell, decoder, mesh)
 
@@ -426,8 +471,11 @@ def jit_update(
     decoder: Decoder,
     mesh: Mesh,
 ) -> Callable[..., tuple[TrainState, UpdateResult]]:
-    """`make_update(state, *inputs) -> (state, result)`, jitted. The state is donated and keeps its
-    shardings; the result is on all devices."""
+    """Jit `make_update(state, *inputs) -> (state, result)`.
+
+    The state is donated and keeps its shardings; the result is whole on all devices. inputs: of any
+    number and shardings, such as base_params, batch, coefficients.
+    """
 
     def update(state: TrainState, *inputs: Any) -> tuple[TrainState, UpdateResult]:
         return make_update(state, *inputs)
@@ -444,8 +492,11 @@ def jit_update(
 def choose_train_rollouts(
     key: PRNGKeyArray, ids: Int[Array, " r"], batch: RewardedBatch, n_train: int
 ) -> Bool[Array, "*r"]:
-    """A random choice of n_train rollouts of each group, by draws that belong to (problem id,
-    rollout), so that neither the mesh nor padding changes it. `ids`: the problem id of each row."""
+    """Choose n_train rollouts of each group at random: a mask of the rows.
+
+    A draw belongs to (key, problem id, number of the rollout in its group), so that neither the
+    mesh nor padding changes it. ids: the problem id of each row, flattened; n_train <= n.
+    """
     valid = batch.valid.reshape(-1)
     groups = batch.groups.reshape(-1)
     rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
@@ -465,7 +516,8 @@ def choose_train_rollouts(
 def groups_with_any(
     mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
 ) -> Bool[Array, " num_groups"]:
-    """Which groups have a row in the mask. groups: of each row."""
+    """Which groups have a row in the mask. groups: 0 .. num_groups - 1 of each row; any of rows
+    that are not in the mask."""
     flags = mask.astype(jnp.int32).reshape(-1)
     return jax.ops.segment_max(flags, groups.reshape(-1), num_groups) > 0
 
@@ -488,9 +540,13 @@ def drop_groups(
     n: Int[Array, ""],
     group_size: Any,
 ) -> RemainingGroups:
-    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order,
-    at the front of the buffers, so that the gradient's loops run over them alone. rows: a tree of
-    arrays [S rows ...], whose rows these are."""
+    """Move the rows in `train_mask` to the front of the buffers, and their problems too.
+
+    So the gradient's loops run over them alone. train_mask must have exactly `group_size` rollouts
+    of a group, or none: the result is a batch of so many rollouts of each remaining problem, in
+    their order, laid out by sampling/layout.py. B_p, n: of the batch before. problems:
+    `problem_rows` of them. rows: a tree of arrays [S rows ...].
+    """
     shards = shapes.shards
     rows_per_shard = shapes.buffer_rows
 

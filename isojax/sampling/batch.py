@@ -84,12 +84,12 @@ class RolloutBatch(NamedTuple):
 class SamplingBatch(NamedTuple):
     """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one
     per problem. An endless batch (rl/async_rl/rollout_buffer.py) also has the sizes of its buffers
-    in groups and rollouts."""
+    in groups and rollouts: both, or neither."""
 
-    problems: ProblemArrays
+    problems: ProblemArrays  # of the whole batch, padded; of an endless one, of the shard's ring
     share: ShardSlice
     n: Int[Array, ""]
-    key: PRNGKeyArray
+    key: PRNGKeyArray  # [], or of an endless batch [rows of `problems`]
     ring_groups: Int[Array, ""] | None = None
     ring_rows: Int[Array, ""] | None = None
 
@@ -126,8 +126,10 @@ class RecordedExperts(NamedTuple):
 def rollout_shapes(
     shapes: SamplerShapes, mesh: Mesh, nucleus: bool, recorded: RecordedExperts | None = None
 ) -> Rollouts | RoutedRollouts:
-    """ShapeDtypeStructs of a batch's rollouts, split over the shards. nucleus: whether top_p is
-    below 1."""
+    """ShapeDtypeStructs, with shardings, of a batch's rollouts, split over the shards.
+
+    nucleus: whether top_p is below 1. recorded: the experts' sizes; None gives Rollouts without.
+    """
     rows = (shapes.shards, shapes.buffer_rows)
     T = shapes.response_length
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
@@ -154,8 +156,10 @@ def rollout_shapes(
 def problem_shapes(
     shapes: SamplerShapes, mesh: Mesh, rows: int, answer_length: int
 ) -> ProblemArrays:
-    """ShapeDtypeStructs of so many problems, on all devices. answer_length: 0 where the host
-    verifies."""
+    """ShapeDtypeStructs of `rows` problems, whole on all devices.
+
+    answer_length: T where a device verifies, 0 where the host does.
+    """
     on_all = replicated(mesh)
     return ProblemArrays(
         prompts=shape_on(on_all, (rows, shapes.prompt_length)),
@@ -201,6 +205,6 @@ def response_nucleus_mass(rollouts: Rollouts | RoutedRollouts, layout: Layout) -
 def _cut(
     by_token: np.ndarray, rollouts: Rollouts | RoutedRollouts, layout: Layout
 ) -> list[np.ndarray]:
-    """Of [B T], what belongs to the tokens of each response."""
+    """Of an array [B T] in the order of rollouts, each response's first `length` entries."""
     lengths = layout.in_order(rollouts.lengths)
     return [row[:length] for row, length in zip(by_token, lengths, strict=True)]

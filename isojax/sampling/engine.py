@@ -53,10 +53,13 @@ from isojax.tasks.turns import plain_tokens
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
+# sample(params, problems, B_p i32[], n i32[], key): n rollouts of each of the first B_p problems
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
 
 
 class SamplerWeights(NamedTuple):
+    """The policy's weights as the sampler reads them."""
+
     decode: Params  # of `Decoding.prepare_weights`
     # Those that prompts go through, where `decode` cannot serve (`Decoding.prefills_stacked`). None
     # where it can: the same arrays, given to a program twice, would count twice in its memory.
@@ -113,7 +116,10 @@ class Engine:
     recorded: RecordedExperts | None = None  # their sizes, where experts are recorded
 
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
-        """No slot in use, and nothing prefilled. first_item: the queue's first, of this shard."""
+        """The state in which no slot is in use, and nothing is prefilled.
+
+        first_item: the first work item of this shard (`WorkItems.first`).
+        """
         shapes = self.shapes
         decoding = self.decoding
         R, T, Z = shapes.slots, shapes.response_length, decoding.prefix_groups
@@ -198,10 +204,14 @@ class Engine:
     ) -> DecodeResult:
         """One token per slot; slots that are done keep their state.
 
-        first_hidden: the last layer's output at the end of each slot's prompt, of which its first
-        token is drawn. answers: of each slot's problem, where the task replies on device."""
+        weights: `SamplerWeights.decode`. first_hidden: the last layer's output at the end of each
+        slot's prompt, from which its first token is drawn. done: slots that decode no more in this
+        chunk, and free ones. answers: token ids of each slot's problem, padded, where the task
+        replies on device; else None. record: where experts are recorded; else None.
+        """
         hidden, cache, experts = self._run_layers(weights, slots, cache, first_hidden, done, record)
         T = self.shapes.response_length
+        # bool[R T], the place of each slot's new token
         write_mask = (jnp.arange(T)[None] == slots.t[:, None]) & ~done[:, None]
 
         # Draw: from the nucleus, by random numbers that belong to the rollout and its token.
@@ -228,7 +238,7 @@ class Engine:
         slots = slots._replace(
             tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
-            # A first token is drawn from the prompt's last position, which is `position` already.
+            # With t = 0, `position` is already that of the first token: the prompt's length.
             position=slots.position + (~done & (slots.t > 0)),
             token=jnp.where(done, slots.token, token),
             t=slots.t + ~done,
@@ -247,12 +257,16 @@ class Engine:
         done: Bool[Array, " R"],
         record: ExpertRecord | None,
     ) -> TokenPass:
-        """The newest token of each slot through the layers; of a slot without a token,
-        `first_hidden`. Slots that are done may go along, but nothing is recorded of them."""
+        """Run the newest token of each slot through the layers, which also write it to the cache.
+
+        A slot without a token gets `first_hidden` instead. Slots that are done may go along, but
+        nothing is recorded of them. record: None where no experts are recorded.
+        """
         at_first_token = slots.t == 0
         token_before = jnp.maximum(slots.t - 1, 0)  # the response's token that goes through
 
         def run_layers(carry: tuple[Array, TokenPass]) -> tuple[Array, TokenPass]:
+            """(True: the loop ends, the result). Captures weights, slots, record and done."""
             _, (_, cache, recorded) = carry
             if record is None or recorded is None:
                 hidden, cache = self.decoding.step(
@@ -281,8 +295,12 @@ class Engine:
     def _meet_stops(
         self, slots: Slots, token: Int[Array, " R"], written_token: Int[Array, " R"]
     ) -> tuple[Bool[Array, " R"], Int[Array, " R"]]:
-        """Whether a stop condition is met at a token, and the new state of the automaton of stop
-        strings, whose last state is that one has been found. written_token: ~token, of context."""
+        """(whether a stop condition is met at each slot's token, the automaton's new state).
+
+        The automaton finds stop strings (`StopConditions`): `len(transitions)`, one past its rows,
+        is the state in which one has been found. written_token: as it is stored, ~token where it
+        is context.
+        """
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
         stop_state = slots.stop_state
         if self.stops.transitions is not None:
@@ -296,8 +314,11 @@ class Engine:
     def _write_context(
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
     ) -> tuple[Slots, Bool[Array, " R"]]:
-        """After a token: what an interruption or the task's reply to a turn writes ahead, and which
-        slots are done."""
+        """(slots with what follows this token written ahead, which slots are done now).
+
+        An interruption's phrase, or the task's reply to a turn that has ended, is written.
+        was_done: before this token. answers: as in `decode_step`.
+        """
         T = self.shapes.response_length
         done = was_done | slots.stopped | (slots.t >= T)
 
@@ -305,6 +326,7 @@ class Engine:
         if interruption is not None:
             phrase = jnp.array(interruption.tokens, jnp.int32)
             interrupted = slots.interrupted(interruption) & ~done
+            # Where the phrase does not fit, the response goes on without it.
             slots, _ = slots.write_ahead(phrase[None], jnp.where(interrupted, len(phrase), 0))
 
         # A turn that has ended gets its reply, and the response goes on; without one it is done.
@@ -319,8 +341,11 @@ class Engine:
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
     ) -> tuple[SamplerState, Int[Array, " R"]]:
-        """Prefill, admit, decode, finish: the state after at most CHUNK_TOKENS tokens a slot; and
-        the rows, in the shard's share, of the rollouts that finished, -1 for the other slots."""
+        """Prefill, admit, decode, finish: at most CHUNK_TOKENS tokens in each slot of a shard.
+
+        Returns the new state and i32[R]: of each slot whose rollout has finished, the rollout's
+        row in the shard's share; -1 of the others.
+        """
         state = prefill(self.decoding, self.shapes, weights.prefill, batch, state)
         state = admit(self.decoding, self.shapes, batch, state)
 
@@ -352,14 +377,19 @@ class Engine:
         recorded: Array | None,
         active: Bool[Array, " R"],
     ) -> ChunkState:
-        """The loop over a chunk's tokens. recorded: the buffer of responses' experts [rows T l k],
-        if any. active: the slots that have a rollout."""
+        """Decode until the chunk's time is over, or no slot is left that decodes.
+
+        weights: `SamplerWeights.decode`. recorded: the buffer of responses' experts [rows T l k];
+        None where they are not recorded. active: the slots that have a rollout.
+        """
         R, W = self.shapes.slots, self.shapes.slots_per_prefix
         queue = state.queue
-        queue_has_items = queue.next_item < work_items(self.shapes, batch).end
-        group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)
+        # Nothing is taken from the queue within a chunk, so that these stay as they are.
+        queue_has_items = queue.next_item < work_items(self.shapes, batch).end  # bool[]
+        group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)  # bool[R]
 
-        # What each slot reads in every step.
+        # What each slot reads in every step, all [R ...]. Of a free slot, whose row is -1, it is
+        # any problem's.
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
         problem_row = batch.problem_row((batch.skipped_rollouts + state.slots.row) // batch.n)
         answers = batch.problems.answers[problem_row] if self.stops.reply else None
@@ -372,13 +402,15 @@ class Engine:
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R
 
         def count_refillable(done: Array) -> Array:
-            """Slots that could begin a rollout now."""
+            """How many slots have become free in this chunk, and could begin a rollout now."""
             if self.stops.host_replies:  # slots that wait for a reply, too
                 return (done & active).sum(dtype=jnp.int32)
+            # With a new item, once all W slots of the group are free.
             group_is_free = queue_has_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
         def keep_decoding(chunk: ChunkState) -> Array:
+            """Whether the loop goes on: bool[]."""
             has_time = (chunk.steps < max_steps) & (chunk.idle_steps < max_idle_steps)
             return has_time & ~chunk.done.all()
 
@@ -409,8 +441,11 @@ class Engine:
         return lax.while_loop(keep_decoding, decode_token, begin)
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts | RoutedRollouts:
-        """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy
-        drew."""
+        """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew.
+
+        outputs: [rows ...] of one shard, or [S rows ...]. RoutedRollouts where experts are
+        recorded, which are then the last two outputs.
+        """
         tokens, logps, nucleus_mass, stopped, lengths, *experts = outputs
         is_response = length_mask(lengths, self.shapes.response_length)
         mask = is_response
@@ -431,12 +466,18 @@ def build_sampler(
     stops: StopConditions,
     records_experts: bool = False,
 ) -> Sampler:
-    """`sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit."""
+    """Build `sample(params, problems, B_p, n, key) -> Rollouts`, to be called inside a jit.
+
+    params: the policy's, sharded as the trainer has them. problems: padded to
+    `shapes.problem_rows`, of which the first B_p count. B_p, n: i32[], any pair of `shapes.cells`.
+    stops: the task's. records_experts: whether RoutedRollouts are returned.
+    """
     engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
 
     def sample_shard(
         params: Params, problems: ProblemArrays, shard: Array, B_p: Array, n: Array, key: Array
     ) -> Rollouts:
+        """One shard's rollouts, arrays [1 rows ...]. shard: i32[1], its number; key: u32[2]."""
         share = Layout(B_p, n, shapes.shards).shard_slice(shard[0])
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
 
@@ -476,7 +517,7 @@ def build_sampler(
 
 
 def recorded_experts(decoder: Decoder) -> RecordedExperts | None:
-    """What may be recorded of a model's experts; None of one that has none."""
+    """The sizes of a record of a model's experts; None of a model without experts."""
     if decoder.router is None:
         return None
     layers = len(sparse_layers(decoder.stacks))
@@ -492,8 +533,11 @@ def build_engine(
     transpose_weights: bool | None = None,  # None: as `shapes` has it
     records_experts: bool = False,
 ) -> Engine:
-    """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and
-    else unrolled."""
+    """Make the engine of one shard for the mesh's devices.
+
+    Layers are stacked on a TPU or with an int8 cache, and else unrolled. Raises InputError where
+    the mesh splits positions (sequence > 1) and attention or cache do not allow it.
+    """
     platform = mesh.devices.flat[0].platform
     transposed = shapes.transpose_weights if transpose_weights is None else transpose_weights
     options = decoder.options

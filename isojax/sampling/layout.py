@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Int
 
 class ShardSlice(NamedTuple):
     """The contiguous rollouts and groups of a batch that one shard owns, each i32[]; of several
-    shards, each i32[S]. A group that spans two shards is in the slices of both."""
+    shards, each i32[S]. A group, the n rollouts of one problem, that spans two shards is in the
+    slices of both. With B_p = 3, n = 2 and two shards, shard 1 has (3, 3, 1, 2)."""
 
     first_rollout: Array  # of the batch's B
     rollout_count: Array

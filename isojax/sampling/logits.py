@@ -30,12 +30,13 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds `target_mass` (f32[*b];
-    arXiv:1904.09751), and its mass.
+    """(the smallest set of most probable tokens that holds `target_mass`, its mass f32[*b]).
 
-    By bisection of a threshold; tokens that tie with the last one are in it. Tokens are ranked by
-    `logits`, because a compiler may compute `log_p` again, and round it differently, in each place
-    where it is used."""
+    target_mass: a number or f32[*b], 0 to 1, such as top_p (arXiv:1904.09751). logits and log_p are
+    of the same tokens, and log_p is normalised. The set is found by bisection of a threshold;
+    tokens that tie with the last one are in it. Tokens are ranked by `logits`, because a compiler
+    may compute `log_p` again, and round it differently, in each place where it is used.
+    """
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
 
@@ -54,6 +55,7 @@ def nucleus(
         enough = mass_above(midpoint) >= required_mass
         return jnp.where(enough, midpoint, low), jnp.where(enough, high, midpoint)
 
+    # No token is above the largest rank + 1, the first `high`, where the mass is 0.
     threshold, _ = lax.fori_loop(0, BISECTIONS, bisect, (rank.min(-1), rank.max(-1) + 1))
     return rank >= threshold[..., None], mass_above(threshold)
 
@@ -70,8 +72,10 @@ def renormalize(
 def sample_token(
     log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The first token of p > 0 whose cumulative probability exceeds `uniform`, and its
-    log-probability."""
+    """(the first token of p > 0 whose cumulative probability exceeds `uniform`, its log_p).
+
+    uniform: in [0, 1), one number for each row. log_p: NEG_INF of tokens that cannot be drawn.
+    """
     p = jnp.exp(log_p)
     V = p.shape[-1]
     block_size = draw_block_size(V)
@@ -83,8 +87,11 @@ def sample_token(
 
 
 def draw_block_size(V: int) -> int:
-    """Tokens of a block of a draw: a size that divides V, or V itself where none does. Of these,
-    one of which as many of 8 devices as possible can share the blocks, then the largest."""
+    """How many tokens a block of a draw has: a size that divides V, or V itself where none does.
+
+    Of the sizes from 64 to 512, those are preferred of which as many of 8 devices as possible can
+    share the blocks evenly, and of these the largest.
+    """
     sizes = [w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0]
     return max(sizes, key=lambda w: (math.gcd(V // w, 8), w), default=V)
 
@@ -92,9 +99,12 @@ def draw_block_size(V: int) -> int:
 def draw_by_blocks(
     p: Float[Array, "R V"], uniform: Float[Array, " R"], block_size: int
 ) -> Int[Array, " R"]:
-    """A draw in two steps: a block of tokens by the blocks' masses, then a token of it. No slice
-    along V: over a split vocabulary it would be a collective, inside loops whose trip counts differ
-    between shards."""
+    """Draw tokens in two steps: a block by the blocks' masses, then a token of the block.
+
+    p: probabilities, which need not sum to exactly 1. block_size: divides V. Nothing is sliced
+    along V: over a split vocabulary a slice would be a collective, inside loops whose trip counts
+    differ between shards.
+    """
     num_rows, V = p.shape
     blocks = p.reshape(num_rows, V // block_size, block_size)
 

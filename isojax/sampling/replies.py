@@ -98,8 +98,11 @@ def make_replies(
     waiting: Sequence[WaitingSlot],
     contexts: Sequence[np.ndarray],
 ) -> Replies:
-    """The replies to the waiting slots of all processes, of which `waiting` are this one's; shape:
-    (S, R, T)."""
+    """The replies to the waiting slots of all processes, as arrays on the devices.
+
+    shape: (S, R, T). waiting: this process's slots; contexts: the reply to each, i32[its length],
+    of no tokens where the response is done. All processes must call it together.
+    """
     S, R, T = shape
     context = np.zeros((S, R, T), np.int32)
     counts = np.zeros((S, R), np.int32)

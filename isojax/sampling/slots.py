@@ -23,20 +23,24 @@ from isojax.tasks.protocol import Interruption
 
 
 class Slots(NamedTuple):
-    """One shard's slots. A slot whose response has no token yet draws the first one from its
-    prompt."""
+    """One shard's R slots, each of which decodes one rollout at a time, of at most T tokens.
+
+    A slot whose response has no token yet (t = 0) draws the first one from its prompt.
+    """
 
     # the rollout's row in the shard's share of the batch; -1 where the slot is free
     row: Int[Array, " R"]
-    position: Int[Array, " R"]  # of `token` in its sequence
-    token: Int[Array, " R"]  # the last token
-    t: Int[Array, " R"]  # tokens in the response
+    # of `token`, counted from the prompt's first token; with t = 0 the prompt's length, which is
+    # where the first token of the response will be
+    position: Int[Array, " R"]
+    token: Int[Array, " R"]  # the last token of the response; 0 with t = 0
+    t: Int[Array, " R"]  # tokens in the response, 0 .. T
     stop_state: Int[Array, " R"]  # of the stop strings' automaton
     stopped: Bool[Array, " R"]  # whether a stop condition has been met
     key: UInt32[Array, "R 2"]  # the data of the rollout's key
     tokens: Int[Array, "R T"]  # ~token where it is context, written ahead of `t`
     logps: Float[Array, "R T"]
-    nucleus_mass: Float[Array, "R _"]
+    nucleus_mass: Float[Array, "R _"]  # [R T] with top_p < 1, else [R 1], all ones
 
     def outputs(self) -> tuple[Array, ...]:
         """What a finished slot writes to the shard's buffers, in the order of
@@ -44,10 +48,14 @@ class Slots(NamedTuple):
         return self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
 
     def write_outputs(self, buffers: tuple[Array, ...], row: Int[Array, " R"]) -> tuple[Array, ...]:
-        """The buffers with what each slot writes at its row; one whose row is past the end writes
-        nothing. Those of recorded experts, the last ones, have been written token by token."""
+        """The buffers [rows ...] with what each slot writes at its row.
+
+        buffers: in the order of `outputs`, and behind them those of recorded experts, if any, which
+        have been written token by token and stay. row: one past the buffers' end writes nothing.
+        """
         outputs = self.outputs()
         recorded = buffers[len(outputs) :]
+        # Not strict: `buffers` may be longer, by those of experts.
         written = tuple(
             b.at[row].set(x, mode="drop") for b, x in zip(buffers, outputs, strict=False)
         )
@@ -62,9 +70,12 @@ class Slots(NamedTuple):
     def write_ahead(
         self, context: Int[Array, "#R K"], count: Int[Array, " R"]
     ) -> tuple["Slots", Bool[Array, " R"]]:
-        """Writes the first `count` tokens of `context` ahead of each slot; and which slots have no
-        room for them and for a token drawn after them. There nothing is written: context is never
-        cut."""
+        """Write the first `count` tokens of `context` ahead of each slot: (slots, overflow).
+
+        context: token ids, one row for each slot or one row for all. count: 0 .. K; 0 writes
+        nothing. overflow: which slots have no room for the context and for a token drawn after
+        it. There nothing is written: context is never cut.
+        """
         T, K = self.tokens.shape[-1], context.shape[-1]
         overflow = (count > 0) & (self.t + count >= T)
 
@@ -75,9 +86,12 @@ class Slots(NamedTuple):
         return self._replace(tokens=jnp.where(written, ~ahead, self.tokens)), overflow
 
     def interrupted(self, interruption: Interruption) -> Bool[Array, " R"]:
-        """Forced length interruption (ScaleRL, arXiv:2510.13786): whether a response is of `after`
-        tokens now, and has not ended its thinking; it gets a phrase's tokens, and continues after
-        them."""
+        """Whether each response is to be interrupted now, to end its thinking.
+
+        That is a response of `after` tokens, none of which is `unless_token`, which ends thinking.
+        The caller writes a phrase behind it, and it continues after that (forced length
+        interruption, ScaleRL, arXiv:2510.13786).
+        """
         due = self.t == interruption.after
         if interruption.unless_token is None:
             return due
@@ -85,10 +99,15 @@ class Slots(NamedTuple):
 
 
 class WorkQueue(NamedTuple):
-    """What a shard has yet to sample. Problems are counted within its share of the batch."""
+    """What a shard has yet to sample. Problems are counted within its share of the batch.
+
+    Z prefix groups of W slots each share one prompt's keys and values; a work item is the rollouts
+    of one problem that such a group takes at once (`work_items`). Items are taken in order.
+    """
 
     next_item: Int[Array, ""]  # the first work item that no prefix group has taken
-    num_prefilled: Int[Array, ""]  # problems whose prompts have been in the prefix table
+    # problems 0 .. num_prefilled - 1 have had their prompts in the prefix table; a multiple of g
+    num_prefilled: Int[Array, ""]
     problem: Int[Array, " Z"]  # of each prefix group
     # rollouts next .. end-1 of each prefix group's item wait for a slot
     next_rollout: Int[Array, " Z"]
@@ -103,7 +122,9 @@ class SamplerState(NamedTuple):
     outputs: tuple[Array, ...]
     slots: Slots
     cache: KVCache
-    prefix_table: Any  # keys and values of G prompts
+    # Keys and values of G prompts: a ring, in which problem q's are entry q % G. Arrays that the
+    # table has for G prompts have the same order.
+    prefix_table: Any
     # hidden states of their last tokens, from which first tokens are drawn
     table_last_hidden: Float[Array, "G D"]
     group_last_hidden: Float[Array, "Z D"]  # and of each prefix group's prompt
@@ -113,16 +134,19 @@ class SamplerState(NamedTuple):
 
 
 class WorkItems(NamedTuple):
-    """How the rollouts of a batch are divided, of which a shard samples items first .. end-1."""
+    """How the rollouts of a batch are divided, of which a shard samples items first .. end-1.
 
-    size: Int[Array, ""]  # rollouts of an item
-    per_problem: Int[Array, ""]
+    Problem q of the shard's share has the items q * per_problem .. (q + 1) * per_problem - 1.
+    """
+
+    size: Int[Array, ""]  # rollouts of an item; a problem's last one may have fewer
+    per_problem: Int[Array, ""]  # items of a problem
     first: Int[Array, ""]
     end: Int[Array, ""]
 
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
-    """The work items of a shard's share of the batch, or of a ring's part that may begin."""
+    """How a shard's share of the batch, or a ring's part that may begin, is divided into items."""
     share = batch.share
     n = batch.n
     W = shapes.slots_per_prefix
@@ -164,12 +188,19 @@ def prefill(
     batch: SamplingBatch,
     state: SamplerState,
 ) -> SamplerState:
-    """The prompts that prefix groups may take next, in the table: blocks of g, as far as there is
-    room."""
+    """Prefill the prompts that prefix groups may take next, as far as the table has room.
+
+    Prompts come in blocks of g. state: before; returned with a new table, its arrays alike, and
+    `queue.num_prefilled`. stacked_params: `SamplerWeights.prefill`. G is a multiple of g
+    (`SamplerShapes.prefix_entries`), and each block begins at a multiple of g.
+    """
     g, G = shapes.prefill_batch, shapes.prefix_entries
     queue = state.queue
     items_per_problem = work_items(shapes, batch).per_problem
     next_problem = queue.next_item // items_per_problem  # the first whose prompt is still needed
+    # The next `admit` gives out at most one item to each prefix group. Of how many problems they
+    # are at most: + 2, because the first and the last may have only a part of their items among
+    # them.
     prefill_end = next_problem + decoding.prefix_groups // items_per_problem + 2
 
     def needs_prefill(carry: PrefillCarry) -> Array:
@@ -179,9 +210,18 @@ def prefill(
         return (num_prefilled < batch.share.group_count) & has_room & (num_prefilled < prefill_end)
 
     def prefill_block(carry: PrefillCarry) -> PrefillCarry:
+        """Put the next g prompts into the table; captures the batch, the parameters and g, G.
+
+        The last block may go past the share's last problem. There `problems` has rows all the
+        same, of other shards' problems or of g rows of padding (`problem_rows`), and no group
+        takes their entries.
+        """
+        # prompts i32[g P], lengths i32[g]
         row = batch.problem_row(carry.num_prefilled + jnp.arange(g))
         prompts, lengths = batch.problems.prompts[row], batch.problems.lengths[row]
-        entry = carry.num_prefilled % G  # of the block's first prompt
+        # The table's entry of the block's first prompt. As g divides both numbers, the block never
+        # passes the table's end, where a dynamic slice would be moved back without a word.
+        entry = carry.num_prefilled % G
 
         table_experts = carry.table_experts
         if table_experts is None:
@@ -217,21 +257,27 @@ def prefill(
 def admit(
     decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state: SamplerState
 ) -> SamplerState:
-    """Free prefix groups take work items, free slots take rollouts."""
+    """Free prefix groups take work items, and free slots the rollouts of their group's item.
+
+    Slots z W .. (z+1) W - 1 are of prefix group z. Returns the state with new slots, cache,
+    `group_*` arrays and queue.
+    """
     slots = state.slots
     queue = state.queue
     items = work_items(shapes, batch)
     n = batch.n
     W, prefix_groups = shapes.slots_per_prefix, decoding.prefix_groups
 
-    # Each prefix group that is idle takes the next item, if its prompt is in the table.
+    # Each prefix group that is idle takes the next item, if its prompt is in the table: the i-th
+    # idle group the i-th item. An item that is not assigned has all later ones unassigned too.
     free_slots = (slots.row < 0).reshape(prefix_groups, W)
     is_idle = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
     item = queue.next_item + jnp.cumsum(is_idle) - 1
     problem = item // items.per_problem
     assigned = is_idle & (item < items.end) & (problem < queue.num_prefilled)
 
-    # The item's rollouts, counted within the share: those that another shard owns are left out.
+    # The item's rollouts, counted within the share: those that another shard owns are left out,
+    # of the share's first problem (below 0) and of its last (from rollout_count on).
     first_rollout = problem * n - batch.skipped_rollouts
     start = first_rollout + (item % items.per_problem) * items.size
     end = jnp.minimum(jnp.minimum(start + items.size, first_rollout + n), batch.share.rollout_count)
@@ -246,7 +292,7 @@ def admit(
         assigned[:, None], state.table_last_hidden[entry], state.group_last_hidden
     )
 
-    # A group's free slots take its next rollouts, in their order.
+    # A group's free slots take its next rollouts, in their order: row [Z W].
     row = next_rollout[:, None] + jnp.cumsum(free_slots, 1) - 1
     admitted = free_slots & (row < end_rollout[:, None])
     queue = WorkQueue(
@@ -271,7 +317,10 @@ def admit(
 def _fill_slots(
     batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"], row: Array, problem: Array
 ) -> Slots:
-    """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`."""
+    """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`.
+
+    row, problem: i32[R], counted within the shard's share; of other slots any number.
+    """
     problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
     rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
 
@@ -295,7 +344,11 @@ def _fill_slots(
 def _record_prompts(
     batch: SamplingBatch, state: SamplerState, slots: Slots, admitted: Bool[Array, " R"]
 ) -> SamplerState:
-    """The experts of a slot's prompt, in the buffers of its rollout, when that is admitted."""
+    """Record the experts of a slot's prompt in the buffers of its rollout, when it is admitted.
+
+    The last two of `state.outputs` are those buffers: of prompts [rows P l k], of responses
+    [rows T l k]. slots: with the new rows; state: with `group_experts` of the new prompts.
+    """
     *others, prompt_experts, experts = state.outputs
     W = len(admitted) // len(state.group_experts)
     # Of the other slots nothing is written: their row is out of range.

@@ -44,6 +44,7 @@ GPU_OPTIONS = {
     )
 }
 
+# on_finished(rollouts i32[k], numbers 0 .. B-1; the tokens of each, i32[its length])
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
 
 
@@ -112,8 +113,10 @@ class Stream:
     def advance_shapes(
         self, params: Params, problems: ProblemArrays
     ) -> tuple[StreamInputs, SamplerState]:
-        """The shapes that `advance_chunk` reads, from those of parameters and problems; compiles
-        what precedes it."""
+        """The shapes of `advance_chunk`'s arguments; compiles the programs that come before it.
+
+        params, problems: ShapeDtypeStructs with shardings, as what is returned.
+        """
         scalar = shape_on(replicated(self.mesh))
         key = shape_on(replicated(self.mesh), (), jax.eval_shape(lambda: jax.random.key(0)).dtype)
         batch_inputs, state = self.init_batch.compile(problems, scalar, scalar, key)
@@ -136,8 +139,13 @@ class Stream:
         on_finished: OnFinished,
         reply: Reply | None = None,
     ) -> Rollouts:
-        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while
-        the next runs. Where the host replies to turns, `reply` is asked before the next begins."""
+        """All rollouts of a batch; `on_finished` gets a chunk's finished ones while the next runs.
+
+        problems: of `problem_rows` rows, of which the first B_p count. on_finished(rollouts i32[k],
+        their tokens): the rollouts' numbers in the batch; called once for each rollout, in this
+        process those of its shards. reply: where the host replies to turns (sampling/replies.py),
+        it is asked before the next chunk begins; else None.
+        """
         inputs, state = self.begin(params, problems, np.int32(B_p), np.int32(n), key)
         if self.receive is not None:
             assert reply is not None, "a task of turns needs its reply"
@@ -161,8 +169,11 @@ class Stream:
     def _run_with_replies(
         self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
     ) -> Rollouts:
-        """The same where the host replies. A chunk waits for the replies to the one before: no
-        clock decides."""
+        """`run` where the host replies to turns.
+
+        A chunk waits for the replies to the one before, so that no clock decides what is sampled.
+        inputs, state: of `begin`.
+        """
         assert self.receive is not None
         layout = Layout(int(inputs.B_p), int(inputs.n), sharding.shard_count(self.mesh))
         has_work = True
@@ -199,8 +210,11 @@ class SlotRollouts(NamedTuple):
 
 
 def read_slots(finished: FinishedSlots, rows: Any, layout: Layout) -> SlotRollouts:
-    """The rollouts of this process's slots that have a buffer row in `rows` i32[S R]; the others
-    have -1."""
+    """The rollouts of those slots of this process that have a buffer row in `rows`.
+
+    rows: i32[S R], such as `finished.rows`; -1 leaves a slot out. The three lists that are
+    returned have the same order.
+    """
     # s of the S shards are this process's.
     shard_ids, rows = multiprocess.local_shard_rows(rows)  # [s] and [s R]
     _, tokens = multiprocess.local_shard_rows(finished.tokens)  # [s R T]
@@ -231,8 +245,10 @@ def build_stream(
     stops: StopConditions,
     records_experts: bool = False,
 ) -> Stream:
-    """The programs of a batch's sampling, chunk by chunk. records_experts: whether its rollouts are
-    RoutedRollouts."""
+    """Build the programs of a batch's sampling, chunk by chunk.
+
+    stops: the task's. records_experts: whether the rollouts are RoutedRollouts.
+    """
     engine = build_engine(decoder, shapes, mesh, sampling, stops, records_experts=records_experts)
     state_sharding = sampler_state_shardings(engine, mesh)
     shard_sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
@@ -263,8 +279,11 @@ def build_stream(
 
 
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
-    """The weights of the sampler, out of parameters as the trainer has them: cast, whole on each
-    shard, and laid out for a step."""
+    """Build the program that makes the sampler's weights of parameters as the trainer has them.
+
+    They are cast, whole on each shard, and laid out for a step. Parameters come sharded over `mesh`
+    by `decoder.shardings(mesh)`.
+    """
     decoding = engine.decoding
     decoder = decoding.decoder
     param_shardings = decoder.shardings(mesh)
@@ -280,8 +299,11 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     stacks = [stack.name for stack in decoder.stacks] if gathers_layers else []
 
     def prepare(params: Params) -> tuple[Params, Params | None]:
-        """The weights of a step; and the stacked ones that prompts go through, where they are
-        needed and are not the policy's own."""
+        """(the weights of a step, the stacked ones that prompts go through).
+
+        The latter are None where prompts go through the step's, or through the policy's own
+        parameters as they are (`PrepareWeights.prefills_params`).
+        """
         if not serves_as_it_is:
             params = _cast_and_gather(params, decoder.cast_params, gathered_shardings, stacks)
         weights = decoding.prepare_weights(params)
@@ -289,7 +311,7 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
         return weights, params if needs_copy else None
 
     def prepare_int8(params: Params) -> tuple[Params, None]:
-        """Made before they are gathered, which moves a byte of each weight."""
+        """(int8 weights of a step, None): quantised before they are gathered, to move less."""
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
         quantised = decoding.cast_weights(params)
@@ -304,8 +326,12 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
 def _cast_and_gather(
     weights: Params, cast: Callable[[Params], Params], gathered: Params, stacks: Sequence[str]
 ) -> Params:
-    """The weights cast, and sharded as `gathered` says; those of `stacks` layer by layer. All at
-    once, a TPU would hold them twice: as its devices send them, and as programs read them."""
+    """The weights cast, and sharded as `gathered` says; those of `stacks` layer by layer.
+
+    gathered: a tree of NamedShardings like the weights. stacks: entries of the weights, such as
+    "blocks", whose arrays are [layers ...]. All at once, a TPU would hold these twice: as its
+    devices send them, and as programs read them.
+    """
 
     def without_layers(of_stack: NamedSharding) -> NamedSharding:
         """The sharding of one layer of a stack [layers ...]."""
@@ -332,6 +358,11 @@ class ShardPrograms(NamedTuple):
 
 
 def _shard_programs(engine: Engine, mesh: Mesh) -> ShardPrograms:
+    """Wrap the engine, which is one shard's, in shard_maps over all shards.
+
+    Inside, `shard` is i32[1], the shard's number, and arrays of a state are [1 ...], but for those
+    of caches, which have no axis of shards (`sampler_state_shardings`).
+    """
     shards = engine.shapes.shards
 
     def make_batch(
@@ -380,13 +411,14 @@ def squeeze_shard_axis(state: SamplerState) -> SamplerState:
 
 
 def add_shard_axis(state: SamplerState) -> SamplerState:
+    """The inverse of `squeeze_shard_axis`."""
     return _map_state(state, lambda x: x[None], lambda x: x)
 
 
 def _map_state(
     state: SamplerState, of_slots: Callable[[Any], Any], of_caches: Callable[[Any], Any]
 ) -> SamplerState:
-    """The state with one function applied to the arrays of caches and prefix table, and another to
+    """The state with `of_caches` applied to the arrays of cache and prefix table, and `of_slots` to
     all others."""
     caches = jax.tree.map(of_caches, (state.cache, state.prefix_table))
     others = jax.tree.map(of_slots, state._replace(cache=(), prefix_table=()))
@@ -402,9 +434,12 @@ def sampler_state_specs(engine: Engine) -> Any:
 
 
 def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions
-    over sequence. Its arrays have an axis of shards first, but caches all shards' rows on one
-    axis."""
+    """The state's shardings between chunks: a SamplerState of NamedShardings.
+
+    Shards are split over the rollout axes (data, fsdp), heads over tensor, prefixes' positions over
+    sequence. The arrays have an axis of shards first; but those of caches have the rows of all
+    shards on one axis, `row_axis`, and the heads on the axis after it.
+    """
     row_axis = engine.decoding.row_axis
     # The same in all stacks where a mesh splits positions; elsewhere it does not count.
     position_axes = engine.decoding.position_axes(engine.decoding.decoder.stacks[0])
@@ -413,16 +448,20 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
     def array_sharding(
         x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]
     ) -> NamedSharding:
-        """logical_axes: the names of those axes of the array that have one."""
+        """logical_axes: the names of the array's axes that have one, such as {0: "shard"}."""
         names = [logical_axes.get(axis) for axis in range(x.ndim)]
         return NamedSharding(mesh, sharding.partition_spec(names, x.shape, mesh))
 
     def layer_shardings(
         arrays: tuple[jax.ShapeDtypeStruct, ...], positions: str | None
     ) -> tuple[NamedSharding, ...]:
-        """Of the arrays of a layer's cache, each with its axis of positions, counted from the
-        end."""
+        """The shardings of the arrays of a layer's cache: keys, values, and of int8 ones scales.
+
+        positions: the logical name of their axis of positions; None where it is not split.
+        """
         shardings = []
+        # `position_axes` counts from the end, and has also those of scales: not strict, because
+        # caches of other precisions have no scales.
         for x, position_axis in zip(arrays, position_axes, strict=False):
             names = {row_axis: "shard", row_axis + 1: "kv_heads", x.ndim + position_axis: positions}
             shardings.append(array_sharding(x, names))
@@ -446,7 +485,7 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
 
 
 def _shapes_of_all_shards(engine: Engine) -> SamplerState:
-    """The ShapeDtypeStructs of the state between chunks."""
+    """The ShapeDtypeStructs of the state between chunks, laid out as `sampler_state_shardings`."""
     shards = engine.shapes.shards
     axis = engine.decoding.row_axis
 
