@@ -60,7 +60,13 @@ def make_architecture(
     renamed: Mapping[str, str] | None = None,
     fused: Mapping[str, Sequence[str]] | None = None,
 ) -> Architecture:
-    """With the parts outside of layers as most families have them."""
+    """Return an Architecture whose parts outside of layers are as most families have them.
+
+    `config`: its width, norm_eps and `tied` are read. `vocab`: tokens of the embedding. `kinds`:
+    the kind of each layer, such as ["sliding", "full"]. `block`: from a kind to a described layer.
+    `norm`: the last one; None: an RMSNorm. `embedding_scale`: of the embedding's rows. `renamed`,
+    `fused`: as in `Architecture`, such as {"mlp.gate_proj": "block_sparse_moe.w1"} and
+    {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}."""
     embed = {"embed": config.width}
     head = None
     if not config.tied:
@@ -77,7 +83,10 @@ def make_architecture(
 
 
 def llama_architecture(config: ModelConfig, vocab: int) -> Architecture:
-    """Llama's, with the biases of Qwen2 and the norms of Qwen3 where the config has them."""
+    """Describe Llama's layers, with Qwen2's biases and Qwen3's norms where the config has them.
+
+    `config.qkv_bias`: whether queries, keys and values have a bias; `config.qk_norm`: whether each
+    head's queries and keys are normalised. All layers are of one kind, "full"."""
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 

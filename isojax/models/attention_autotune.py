@@ -70,7 +70,10 @@ class SelfAttentionShape:
         return q, k, v, prefix_keys, prefix_values, lengths
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """The outputs that must be right, and the inputs of the next call in a timed program."""
+        """Run one call: the outputs that must be right, and the inputs of the next call.
+
+        `inputs`: as `random_inputs` orders them, lengths last. The outputs are the mixed values,
+        and the gradients of all inputs but the lengths."""
         *arrays, lengths = inputs
 
         def attention(q: Any, k: Any, v: Any, prefix_keys: Any, prefix_values: Any) -> Any:
@@ -103,8 +106,10 @@ class DecodeAttentionShape:
     unrolled: bool = False  # whether each layer's cache is an array of its own, as on a GPU
 
     def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
-        """Queries, keys and values, a cache of two layers or of one, and positions spread over the
-        whole of it."""
+        """Make q, k, v, a cache of two layers or of one, and positions spread over the whole of it.
+
+        `implementation`: decides the order of the cache's axes. Of two layers `call` uses the
+        second, so that an index is computed as in a stack."""
         K, H = self.kv_heads, self.head_dim
         q = _random_normal(0, (rows, self.heads, H), self.dtype)
         k = _random_normal(1, (rows, K, H), self.dtype)
@@ -143,9 +148,12 @@ def implementations(shape: AttentionShape, platform: str) -> tuple[str, ...]:
 
 
 def autotune(shape: AttentionShape, requested: str | None, mesh: Mesh, setting: str) -> str:
-    """The implementation for one call on a device of the mesh: the requested one or the fastest
-    (not while tracing). InputError, with the key `setting`, where the backend, the shape, or a mesh
-    that splits positions lacks it."""
+    """Return the implementation for one call on a device of the mesh: as requested, or the fastest.
+
+    `requested`: such as "plain", "pallas", "cudnn" or "triton"; None: each that the device has is
+    timed, which must not happen while something is traced. `setting`: the key for messages, such as
+    "sweep.decode_attention". InputError where the backend, the shape, or a mesh that splits
+    positions lacks the requested one."""
     device = mesh.devices.flat[0]
     if positions_are_split(mesh):
         where = "a mesh with sequence > 1"
@@ -179,7 +187,9 @@ class AttentionShapes(NamedTuple):
 
 
 def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> AttentionShapes:
-    """Those of a device of the mesh."""
+    """Return the calls of attention in a sweep, as one device of the mesh has them.
+
+    Of `sweep` microbatch and decode_slots are read; unset ones count as 1 row."""
     model = cell.model
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
@@ -226,6 +236,10 @@ def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepC
 
 @functools.cache
 def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
+    """Time the implementations `names` that serve the shape, and return the fastest; else "plain".
+
+    Remembered by its arguments. One that fails, cannot serve the shape or differs is left out, with
+    a warning in the log."""
     seconds: dict[str, float] = {}
     with jax.default_device(device):
         for name in names:
@@ -268,13 +282,16 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
 
 
 def float32_errors(shape: AttentionShape, implementation: str) -> list[float]:
-    """The distances (relative, L2) of an implementation's outputs from the plain form's in
-    float32."""
+    """Return how far an implementation's outputs are from the plain form's in float32.
+
+    One number for each output array, in the order of jax.tree.leaves: the L2 norm of the difference
+    over that of the exact output. At most 2 rows are compared."""
 
     def outputs(name: str, cast: Callable[[Any], Any] = lambda x: x) -> Any:
         inputs = jax.tree.map(cast, shape.random_inputs(min(2, shape.rows), name))
         return jax.tree.leaves(jax.jit(lambda x: shape.call(name, x)[0])(inputs))
 
+    # integers, such as lengths and positions, stay
     def to_float32(x: Any) -> Any:
         return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
@@ -312,7 +329,9 @@ def _random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _unsupported_reason(shape: AttentionShape, implementation: str) -> str:
-    """Why an implementation cannot serve a shape; empty where it can."""
+    """Say why an implementation cannot serve a shape; empty where it can.
+
+    Only the GPU's kernels, "cudnn" and "triton", have such limits."""
     if implementation not in ("cudnn", "triton"):
         return ""
     if isinstance(shape, DecodeAttentionShape) and shape.cache_dtype != shape.dtype:

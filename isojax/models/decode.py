@@ -306,7 +306,7 @@ class Decoding:
 
         `rows`: slots, or entries of a prefix table. `positions`: of a row; a layer that slides has
         at most its window of them. `for_prefixes`: a prefix table, whose positions devices may
-        split, and need not be whole blocks of a kernel."""
+        split, and no kernel reads."""
         kv_by_stack = []
         for stack in self.sampled.stacks:
             heads = stack.attention

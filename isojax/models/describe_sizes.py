@@ -136,11 +136,15 @@ def described_weights(decoder: Decoder) -> tuple[WeightSizes, ...]:
 
 @lru_cache(KEPT_ANSWERS)
 def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tuple[WeightSizes, ...]:
-    """The weights that `Decoding.cast_weights` makes: their axes are those of the forms' own
-    Specs."""
+    """Return the sampler's weights as `Decoding.cast_weights` makes them, as shapes only.
+
+    `compute`: the precision of products, such as "bfloat16". `rollout_weights`: "compute" or
+    "int8". Their axes are those of the forms' own Specs (weight_forms.py), and int8's scales are
+    weights too."""
     options = ComputeOptions(compute_dtype=compute, rollout_weights=rollout_weights)
     decoding = Decoding(
         decoder.with_options(options),
+        # Sizes of slots and positions, which `cast_weights` does not read.
         slots=1,
         slots_per_prefix=1,
         prefix_length=1,
@@ -160,8 +164,12 @@ def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tupl
 def empty_cache_bytes(
     decoder: Decoder, shape: CacheShape, compute: str, cache: str, attention: str, split: Split
 ) -> int:
-    """Bytes of a device, of the sampler's own empty cache and prefix table: devices share their
-    heads of keys."""
+    """Return a device's bytes of the sampler's empty cache and prefix table.
+
+    `shape`: the rows and positions. `compute`, `cache`: precisions, such as "bfloat16" and "int8".
+    `attention`: the sampler's, such as "plain" or "pallas". `split`: from the axes of an array to
+    those of a device's part, here of the heads of keys, which devices share; all other axes are a
+    device's already."""
     options = ComputeOptions(compute_dtype=compute, cache_dtype=cache, decode_attention=attention)
     decoding = Decoding(
         decoder.with_options(options),
@@ -188,7 +196,11 @@ def empty_cache_bytes(
 def stack_sizes(
     decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split
 ) -> LayerSizes:
-    """What layers of a stack need beside their weights, as a device has them."""
+    """Return what the layers of a stack need in an update, without their weights, on a device.
+
+    `compute`: the precision of products, such as "bfloat16". `platform`: "cpu", "gpu" or "tpu",
+    which decides how experts are computed. `split`: from the axes of a weight, (name, size) pairs,
+    to those of a device's part."""
     rank = decoder.config.lora.rank if decoder.config.lora else None
     products = remat_policy("none", rank)
     nothing = remat_policy("layer", rank)
@@ -201,9 +213,11 @@ def stack_sizes(
         return kept, kept_by_remat
 
     with traced_for(platform):
+        # an adapter puts no other values into an MLP
         base_specs = stack.base.specs.values()
         mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
         saved = sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
+        # values and their gradients, without the copies that are not there
         mlp_gradient_values = 2 * mlp_values - saved
 
         try:
@@ -217,9 +231,12 @@ def stack_sizes(
 
 
 def values_inside_mlp(spec: Spec, split: Split) -> int:
-    """Outputs of a token that a matrix puts into an MLP. Of experts, which take tokens in another
-    order, also its inputs; and all of it for each expert that the token chose, whichever experts
-    the device has. A CPU multiplies it by all experts' matrices (layers/mixture.py)."""
+    """Count the values of a token that a matrix puts into an MLP, on a device.
+
+    They are its outputs, 0 where it has no axis "mlp" among these. Of experts, which take tokens in
+    another order, also its inputs; and all of it for each expert that the token chose, whichever
+    experts the device has. A CPU multiplies a token by all experts' matrices (layers/mixture.py).
+    """
     if not spec.inputs or "mlp" not in dict(spec.outputs):
         return 0
     device_axes = dict(split(one_layer_axes(spec)))
@@ -232,10 +249,12 @@ def values_inside_mlp(spec: Spec, split: Split) -> int:
 
 
 def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
-    """Of twice the `values_inside_mlp`, what is not there while experts are differentiated. The
-    copies of a token are the same for the first two matrices, and those after the last one are no
-    longer needed: what is left is the copies and their gradient. The copies themselves are for the
-    gradient of matrices or adapters, if any are trained."""
+    """Count what is not there of twice the `values_inside_mlp`, while experts are differentiated.
+
+    The copies of a token are the same for the first two matrices, and those after the last one are
+    no longer needed: what is left is the copies and their gradient. The copies themselves are for
+    the gradient of matrices or adapters, if any are trained. 0 for a matrix of no experts, and on a
+    CPU."""
     experts = dict(spec.stacked).get("expert")
     if experts is None or not values_inside_mlp(spec, split) or traced_platform() == "cpu":
         return 0
@@ -246,12 +265,16 @@ def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
 
 
 def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
-    """The layer as a device has it: with its part of each axis, which are (name, size) pairs."""
+    """Describe the layer as a device has it, with the device's part of each axis.
+
+    `split`: from the axes of a weight, (name, size) pairs, to those of a device's part, in the same
+    order and number."""
 
     def part_of(x: Any) -> Any:
         spec = spec_of(x)
         # all together: a mesh axis splits one of them
         axes = tuple(split(spec.stacked + spec.inputs + spec.outputs))
+        # as Spec.shape joins them: stacked axes, inputs, outputs
         first_input = len(spec.stacked)
         first_output = first_input + len(spec.inputs)
         part = replace(
@@ -267,7 +290,9 @@ def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
 
 
 def kept_bytes(described: LayerDescription, width: int, compute: str, policy: Any) -> KeptBytes:
-    """Bytes that JAX keeps of each token of a layer, for its gradient, under a policy of remat.py.
+    """Return the bytes that JAX keeps of each token of a layer for its gradient.
+
+    `width`: D. `compute`: the precision of products, such as "bfloat16". `policy`: of remat.py.
 
     Found by differentiating the layer for two numbers of tokens: what is kept of more tokens, but
     for the weights, grows with them."""
@@ -299,9 +324,11 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
     # Weights are kept too, and do not grow with the tokens.
     more_tokens = TRACED_TOKENS[1] - TRACED_TOKENS[0]
     states = products = 0
+    # The same program twice, so the arrays that are kept come in the same order.
     for smaller, larger in zip(kept_of_few, kept_of_many, strict=True):
         more_bytes = (larger.size - smaller.size) * larger.dtype.itemsize
         bytes_per_token = more_bytes // more_tokens
+        # shaped as the hidden states [1 tokens D], which devices share by tokens
         if smaller.shape == few.shape and larger.shape == many.shape:
             states += bytes_per_token
         else:

@@ -30,13 +30,17 @@ class AdaptedLayer(NamedTuple):
 
 
 def add_adapters(layer: Any, lora: LoraConfig) -> AdaptedLayer:
-    """A described layer with adapters on those of the targets that it has; InputError where it has
-    none."""
+    """Put adapters on those of LoRA's targets that a described layer has.
+
+    `layer`: such as a `Block`. Targets name Linears ("query", "gate", ...), or "experts".
+    InputError where the layer has none of them."""
     specs_by_target: dict[str, list[Spec]] = {}
 
     def can_adapt(module: Any) -> bool:
         return isinstance(module, (Linear, ExpertMLP))
 
+    # notes the adapters' Specs in `specs_by_target`, in the order of the layer's modules; below
+    # they come in the order of lora.targets
     def adapt(module: Any) -> Any:
         if isinstance(module, ExpertMLP) and EXPERTS_TARGET in lora.targets:
             experts = module.with_adapters(lora)
@@ -101,7 +105,10 @@ def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[
 
 
 def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str, Any]:
-    """The parameters with each W + alpha / rank * A B in W's place, and no adapters."""
+    """Return the parameters with W + alpha / rank * A B in each W's place, and no adapters.
+
+    `params`: the policy's, adapters included. `lora`: None: there are no adapters, and
+    the parameters come back as they are."""
     if lora is None:
         return params
     split = split_adapters(params)
@@ -114,6 +121,7 @@ def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str,
         num_matrices = len(w)  # one for each layer, or for each of its experts
         if name in EXPERT_MATRICES:
             num_matrices *= w.shape[1]
+        # [matrices, inputs, rank] and [matrices, rank, outputs]
         a = of_stack[name + ADAPTER_A].reshape(num_matrices, -1, lora.rank)
         b = of_stack[name + ADAPTER_B].reshape(num_matrices, lora.rank, -1)
         product = jnp.einsum("lir,lro->lio", a, b)

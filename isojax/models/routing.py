@@ -56,8 +56,12 @@ def run_with_router(
     sampled: Int[Array, "b t k"] | None,
     run: Callable[[], Any],
 ) -> RoutedResult:
-    """The result of `run`, which calls the layer, with its router observed and, where `routers`
-    replays, with the experts that the sampler chose."""
+    """Call `run`, which calls the layer, and observe the layer's router.
+
+    `layer`: bound to its weights. `routers`: None: nothing is observed, as in a dense layer.
+    `sampled`: the experts that a sampler chose for these tokens in this layer, or None; where
+    `routers` replays, the tokens meet those. Only the mixture that the layer holds is changed, so
+    `run` must call this layer and no other."""
     mixture = find_mixture(layer)
     if mixture is None or routers is None:
         return RoutedResult(run(), None)
@@ -77,7 +81,10 @@ def run_with_router(
 def sum_routing(
     weights: Float[Array, "*b"], routing: Routing, sampled: Int[Array, "r k"] | None
 ) -> RoutingSums:
-    """The sums of one layer. `weights`: how often each token counts."""
+    """Sum what one layer's router decided over all tokens.
+
+    `weights`: how often each of r tokens counts, such as a mask [b t]. `sampled`: the experts that
+    a sampler chose, compared without regard to their order; None: unknown, and `agreeing` is 0."""
     weights = weights.reshape(-1)
     experts = routing.experts
     k = experts.shape[1]

@@ -25,9 +25,8 @@ def describe_layers(architecture: Architecture, config: ModelConfig) -> Describe
     """Describe all layers of a model as segments: periods of layers, each with its repeats.
 
     The i-th layer of a period and those at the same place of its repeats are one stack. Stacks are
-    named "blocks", "blocks_1", ... in the order of the model's first layers, by which parameters
-    and checkpoints know them. InputError where `probe_attention` or LoRA's targets refuse a layer.
-    """
+    named "blocks", "blocks_1", ... in this order, by which parameters and checkpoints know them.
+    InputError where `probe_attention` or LoRA's targets refuse a layer."""
     segments: list[Segment] = []
     targets: dict[str, None] = {}
     first_layer = num_stacks = 0

@@ -207,9 +207,11 @@ def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
 
 
 def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> list[Spec]:
-    """The Specs of one layer, those as parts of one tensor that a checkpoint has fused. `fused`:
-    the tensor's name in a layer -> those of its parts here, in its order: {"mlp.gate_up_proj":
-    ("mlp.gate_proj", "mlp.up_proj")}. InputError where a part is missing."""
+    """Describe those parameters of one layer as parts of one tensor that a checkpoint has fused.
+
+    `fused`: the tensor's name in a layer -> those of its parts here, in its order, all without
+    ".weight" or ".bias": {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}. Return: all Specs
+    in the order given. InputError where a layer has some of the parts and lacks another."""
     by_tensor = {spec.tensor: spec for spec in specs}
     fused_specs: dict[str, Spec] = {}  # by the Spec's own name
     for whole, parts in fused.items():
@@ -229,6 +231,7 @@ def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> lis
 
             part_specs = [by_tensor[name] for name in names]
             total = sum(math.prod(sizes(spec.outputs)) for spec in part_specs)
+            # where the next part begins along the tensor's outputs
             first = 0
             for spec in part_specs:
                 part = Part(first, total)

@@ -104,7 +104,10 @@ class StackedExperts(nnx.Module):
         self.interpret = interpret
 
     def __call__(self, rows: Float[Array, "r D"], routing: Routing) -> Float[Array, "r D"]:
-        """As `ExpertMLP`, of few rows."""
+        """Add up what each row's experts make of it, as `ExpertMLP`; for few rows.
+
+        `rows` [r D], at most MAX_ROWS_OF_ALL_EXPERTS. The matrices are those of all layers, [L E D
+        F] twice and [L E F D]; `self.layer` says which layer's are meant."""
         from isojax.models.kernels.tpu_experts import multiply_by_all_experts  # loads Pallas
 
         def of_device(

@@ -38,7 +38,9 @@ class WindowOptions(Section):
 
 
 def read_windows(config_json: Mapping[str, Any], slides: Callable[[int], bool]) -> dict[str, Any]:
-    """The WindowOptions of a config.json, empty where no layer slides. `slides`: whether layer i
+    """Return the WindowOptions of a config.json as a dict, empty where no layer slides.
+
+    Keys: `window`, and `sliding_layers` where not all slide. `slides`: whether layer i, from 0,
     does where the file has no `layer_types`. InputError where layers slide and nothing says how
     far, or have another attention."""
     layers = read_size(config_json, "num_hidden_layers")
@@ -88,7 +90,9 @@ def refuse_windows(config_json: Mapping[str, Any]) -> None:
 
 
 def check_layer_types(layer_types: Any, layers: int, known: tuple[str, ...]) -> None:
-    """InputError unless it is a list of `known` types, one for each layer."""
+    """Raise InputError unless `layer_types` is a list of `known` types, one for each layer.
+
+    `known`: such as ("full_attention", "sliding_attention")."""
     held = repr(layer_types)
     is_known = isinstance(layer_types, list)
     if is_known:

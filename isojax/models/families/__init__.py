@@ -48,7 +48,10 @@ class NoOptions(Section):
 
 
 def read_options(config: ModelConfig, options: type[Options]) -> Options:
-    """`cell.model.options` as a family's own section; InputError for what it does not have."""
+    """Return `cell.model.options` as a family's section, checked; InputError for what it lacks.
+
+    `options`: the family's class, such as `WindowOptions`. A family without options calls it with
+    `NoOptions`, for the check alone."""
     try:
         return options.model_validate(config.options or {})
     except ValidationError as e:

@@ -61,6 +61,10 @@ class Gemma3Options(WindowOptions):
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `cell.model` that a published config.json of Gemma 3 stands for.
+
+    InputError for a value that isojax does not compute. `options` holds the keys of Gemma3Options.
+    """
     config_json = DEFAULTS | {key: value for key, value in config_json.items() if value is not None}
     for key, value in COMPUTED.items():
         require_value(config_json, key, value, "isojax computes Gemma 3 with that alone")
@@ -69,6 +73,7 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
         config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD)
     )
     ropes = read_ropes(config_json)
+    # without layer_types, the last layer of each period is full
     options = read_windows(config_json, lambda layer: (layer + 1) % period != 0) | {
         "local_rope_base": ropes.local_base,
         "rope_factor": ropes.full_factor,
@@ -87,8 +92,11 @@ class Ropes(NamedTuple):
 
 
 def read_ropes(config_json: Mapping[str, Any]) -> Ropes:
-    """transformers 5 has a section for each kind of layer; in 4, rope_scaling is for full layers
-    alone."""
+    """Return the rotary positions of full and of sliding layers.
+
+    `config_json`: with DEFAULTS in the place of absent keys. transformers 5 has a section for each
+    kind of layer; in 4, rope_scaling is for full layers alone. InputError for positions other than
+    plain ones, and stretched ones in full layers."""
     sections = config_json.get("rope_parameters") or {}
     full = {"rope_theta": config_json["rope_theta"], **(config_json.get("rope_scaling") or {})}
     full |= sections.get(FULL_TYPE) or {}
@@ -114,7 +122,9 @@ def read_ropes(config_json: Mapping[str, Any]) -> Ropes:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """As transformers 5 and 4 read it: the one the last entry, the other those before."""
+    """Return config.json's keys as both transformers 5 and 4 read them.
+
+    The last entry, rope_parameters, is for 5, the three before it for 4."""
     options = read_options(config, Gemma3Options)
     scaling = None
     if options.rope_factor != 1:
@@ -136,13 +146,17 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp computes where its files say nothing: the pattern, theta of sliding layers,
-    the scale."""
+    """Return the keys of config.json that only Gemma 3 has, from a GGUF file's metadata.
+
+    `metadata`: without the architecture's name before its keys, such as "block_count". Where a file
+    says nothing of the pattern of layers, theta of sliding layers or the scale of scores, it is
+    what llama.cpp computes."""
     layers = metadata["block_count"]
     window = metadata.get("attention.sliding_window")
     pattern = metadata.get("attention.sliding_window_pattern", PERIOD)
     if not window:
         slides = [False] * layers
+    # a truth value for each layer, else the length of a period
     elif isinstance(pattern, list):
         slides = pattern
     else:
@@ -156,6 +170,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": COMPUTED["hidden_activation"],
         "hidden_activation": COMPUTED["hidden_activation"],
+        # None: llama.cpp divides by the root of head_dim
         "query_pre_attn_scalar": scalar or metadata["attention.key_length"],
         "sliding_window": window or DEFAULTS["sliding_window"],
         "layer_types": [SLIDING_TYPE if slides[layer] else FULL_TYPE for layer in range(layers)],
@@ -170,10 +185,9 @@ def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_gguf(config: ModelConfig) -> dict[str, Any]:
-    """The metadata of a GGUF file, where it differs from llama.cpp's defaults.
+    """Return the metadata of a GGUF file where it differs from llama.cpp's defaults.
 
-    InputError where llama.cpp would scale scores otherwise: it goes by the number of layers.
-    """
+    InputError where llama.cpp would scale scores otherwise: it goes by the number of layers."""
     options = read_options(config, Gemma3Options)
     scalar = gguf_scalar(config.layers, config.width, config.heads) or config.head_dim
     if options.query_scalar != scalar:
@@ -201,7 +215,9 @@ def to_gguf(config: ModelConfig) -> dict[str, Any]:
 
 
 def gguf_scalar(layers: int, width: int, heads: int) -> float | None:
-    """By whose root llama.cpp divides scores; None: head_dim."""
+    """Return the number by whose root llama.cpp divides scores; None: head_dim.
+
+    It knows Gemma 3 27B by its number of layers, and divides by width / heads there."""
     return width / heads if layers == LAYERS_OF_27B else None
 
 
@@ -214,12 +230,17 @@ def gguf_scalar(layers: int, width: int, heads: int) -> float | None:
     gguf=GGUFTraits("gemma3", norm_offset=1.0, read=from_gguf, write=to_gguf),
 )
 def gemma3(config: ModelConfig, vocab: int) -> Architecture:
+    """Describe Gemma 3's layers; `vocab`: tokens of the embedding.
+
+    Norms have scales of 1 + w and round after the product with them, as Gemma's code does."""
     options = read_options(config, Gemma3Options)
     full = Rope(config.head_dim, config.rope_base, linear_factor=options.rope_factor)
     local = Rope(config.head_dim, options.local_rope_base)
     norm = partial(RMSNorm, eps=config.norm_eps, plus_one=True, rounds_last=True)
     embed, head = {"embed": config.width}, {"head_dim": config.head_dim}
 
+    # `kind`: SLIDING or FULL. The last argument of a norm is its name in a layer of a checkpoint,
+    # without ".weight".
     def block(kind: object) -> Block:
         attention = Attention(
             config,

@@ -24,6 +24,7 @@ class LlamaOptions(Section):
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `cell.model` that a published config.json of Llama stands for."""
     require_value(config_json, "use_sliding_window", False, "Llama's layers do not slide")
     refuse_windows(config_json)
     biases = {key: True for key in LlamaOptions.model_fields if read_flag(config_json, key)}

@@ -25,6 +25,7 @@ from isojax.models.windows import (
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `cell.model` that a published config.json of Mistral stands for."""
     slides = config_json.get("sliding_window") is not None
     layer_types = config_json.get("layer_types")
     if layer_types is not None:

@@ -21,6 +21,7 @@ from isojax.models.windows import FULL, refuse_windows
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `cell.model` that a published config.json of OLMo 2 stands for."""
     require_value(config_json, "attention_bias", False, "OLMo 2 has no such bias here")
     refuse_windows(config_json)
     return common_settings(config_json)
@@ -46,6 +47,10 @@ def check_shape(config: ModelConfig) -> dict[str, Any]:
     gguf=GGUFTraits("olmo2", write=check_shape),
 )
 def olmo2(config: ModelConfig, vocab: int) -> Architecture:
+    """Describe OLMo 2's layers, all of one kind; `vocab`: tokens of the embedding.
+
+    Norms round after the product with their scale, as OLMo 2's code does and Llama's does not."""
+    # InputError for any option: the family has none
     read_options(config, NoOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     norm = partial(RMSNorm, eps=config.norm_eps, rounds_last=True)
@@ -53,6 +58,7 @@ def olmo2(config: ModelConfig, vocab: int) -> Architecture:
     queries = {"heads": config.heads, "head_dim": config.head_dim}
     keys = {"kv_heads": config.kv_heads, "head_dim": config.head_dim}
 
+    # The last argument of a norm is its name in a layer of a checkpoint, without ".weight".
     def block(kind: object) -> Block:
         attention = Attention(
             config,

@@ -37,10 +37,13 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     gguf=GGUFTraits("qwen3", write=warn_of_windows),
 )
 def qwen3(config: ModelConfig, vocab: int) -> Architecture:
+    """Describe Qwen3's layers, some of which may slide; `vocab`: tokens of the embedding."""
     options = read_options(config, WindowOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
+    # `kind`: SLIDING or FULL. A norm over {"head_dim": H} is of each head by itself; its third
+    # argument is its name in a layer of a checkpoint.
     def block(kind: object) -> Block:
         attention = Attention(
             config,

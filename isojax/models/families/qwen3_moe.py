@@ -38,7 +38,10 @@ class LayerKind(NamedTuple):
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of cell.model that a published config.json names."""
+    """Return the fields of `cell.model` that a published config.json of Qwen3-MoE stands for.
+
+    `options` holds the keys of Qwen3MoeOptions. InputError for a bias of attention, or a value that
+    cannot be used."""
     require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
     slides = read_flag(config_json, "use_sliding_window")
     experts_key = "num_experts"
@@ -74,10 +77,9 @@ def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """The content of config.json, as `settings` reads it back.
+    """Return the keys of config.json, as `settings` reads them back.
 
-    InputError where some layers slide and others do not: transformers would run all alike.
-    """
+    InputError where some layers slide and others do not: transformers would run all alike."""
     options = read_options(config, Qwen3MoeOptions)
     reaches = set(options.kinds(config.layers))  # of the layers' attention: sliding, or full
     if len(reaches) > 1:
@@ -105,10 +107,12 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 @family(architectures=("Qwen3MoeForCausalLM",), settings=settings, config_json=config_json)
 def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
+    """Describe Qwen3-MoE's layers, with experts or dense; `vocab`: tokens of the embedding."""
     options = read_options(config, Qwen3MoeOptions)
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
+    # Describes one layer; options, rope, head and eps are from outside.
     def block(kind: LayerKind) -> Block:
         attention = Attention(
             config,

@@ -34,15 +34,21 @@ class Attention(nnx.Module):
         query_norm: Callable[[Array], Array] | None = None,
         key_norm: Callable[[Array], Array] | None = None,
     ):
-        """`rope`: None: without positions. `window`: a token sees itself and window - 1 positions
-        before it; None: all. `scale`: of scores; None: 1 / sqrt(head_dim). `bias`: of queries, keys
-        and values. The norms come before the rotation."""
+        """Describe the projections, norms and positions of a layer's attention.
+
+        `config`: its width D, heads N, kv_heads K, head_dim H and layers are read; K divides N.
+        `rope`: the table of rotary positions; None: without positions. `window`: a token sees
+        itself and window - 1 positions before it; None: all. `scale`: of scores; None: 1 /
+        sqrt(head_dim). `bias`: whether queries, keys and values have one; `out_bias`: whether the
+        output projection does. `query_norm`, `key_norm`: from [b t N H] or [b t K H] to the same
+        shape, before the rotation; both or neither, as one alone is not applied."""
         D, N, K, H = config.width, config.heads, config.kv_heads, config.head_dim
         embed = {"embed": D}
         queries = {"heads": N, "head_dim": H}
         keys = {"kv_heads": K, "head_dim": H}
         out_init = Normal(N * H, residual_gain(config))
 
+        # The last argument is the name in a layer of a published checkpoint, without ".weight".
         self.query = Linear("query", embed, queries, "self_attn.q_proj", bias=bias)
         self.key = Linear("key", embed, keys, "self_attn.k_proj", bias=bias)
         self.value = Linear("value", embed, keys, "self_attn.v_proj", bias=bias)
@@ -59,7 +65,11 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t D"], rotations: Rotations, attend: Attend
     ) -> tuple[Float[Array, "b t D"], Any]:
-        """The output projection, and what `attend` returns beside the mixed values."""
+        """Return the output projection of the mixed values, and what `attend` returns with them.
+
+        `x`: the normalised hidden states. `rotations`: cosines and sines of the tokens' positions
+        by table, in which `rope` must be. `attend`: mixes values, as above; it is called exactly
+        once."""
         q, k, v = whole_where_undivided(self.query(x), self.key(x), self.value(x))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
@@ -70,6 +80,7 @@ class Attention(nnx.Module):
         if self.query_factor != 1:
             q = q * self.query_factor
 
+        # queries stay [b t N H], keys and values become [b K t H]
         mixed, from_attend = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.window)
         return self.out(mixed), from_attend
 
@@ -77,8 +88,10 @@ class Attention(nnx.Module):
 def whole_where_undivided(
     q: Float[Array, "b t N H"], k: Float[Array, "b t K H"], v: Float[Array, "b t K H"]
 ) -> tuple[Array, Array, Array]:
-    """Queries, keys and values of which each device has whole heads: its share of them where there
-    is one, else all that belong to its share of the keys."""
+    """Return queries, keys and values of which each device has whole heads.
+
+    A device has its share of them where the number of devices divides them, else all heads that
+    belong to its share of the keys. On one device they come back as they are."""
     num_heads = q.shape[2]
     num_kv_heads = k.shape[2]
     devices = devices_of_a_layer()

@@ -37,8 +37,10 @@ class Block(nnx.Module):
         mlp_norm: NormModule | None = None,
         mlp_out_norm: NormModule | None = None,
     ):
-        """Modules with the calls of `Attention`, `GatedMLP` and `RMSNorm`. The `out` norms are of
-        what is added to the hidden states."""
+        """Put a layer together; modules have the calls of `Attention`, `GatedMLP` and `RMSNorm`.
+
+        `attention_norm` and `mlp_norm` are of the hidden states that attention and the MLP read,
+        the `out` norms of what is added to the hidden states after them; None: there is none."""
         self.attention_norm = attention_norm
         self.attention = attention
         self.attention_out_norm = attention_out_norm
@@ -51,8 +53,10 @@ class Block(nnx.Module):
         attend: Attend,
         first_tokens: slice | None = None,
     ) -> tuple[Float[Array, "b t D"], Any]:
-        """The hidden states after the layer, and what `attend` returns beside the mixed values.
-        `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
+        """Return the hidden states after the layer, and what else `attend` returns.
+
+        `rotations`, `attend`: as `Attention` takes them. `first_tokens`: the tokens on axis 1 that
+        begin sequences, such as slice(1), for `sum_in_blocks`; None: none is corrected."""
         attention_input = sublayer_input(self.attention_norm, x)
         attention_out, from_attend = self.attention(attention_input, rotations, attend)
         x = checkpoint_name(add_output(x, self.attention_out_norm, attention_out), MLP_INPUT)
@@ -72,6 +76,10 @@ class ParallelBlock(Block):
         attend: Attend,
         first_tokens: slice | None = None,
     ) -> tuple[Float[Array, "b t D"], Any]:
+        """Return the hidden states after the layer, and what else `attend` returns.
+
+        Arguments are those of `Block`. Attention and MLP both read x, and both outputs are added to
+        it."""
         attention_input = sublayer_input(self.attention_norm, x)
         mlp_input = attention_input if self.mlp_norm is None else sublayer_input(self.mlp_norm, x)
 

@@ -42,9 +42,14 @@ class Linear(nnx.Module):
         adapts: bool = True,
         quantises: bool = True,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `init`: None is normal,
-        such that outputs vary as much as inputs. `adapts`: whether cell.model.lora.targets may name
-        it. `quantises`: whether it is int8 where cell.precision.rollout_weights says so."""
+        """Describe a matrix [*inputs, *outputs], and a bias [*outputs] if it has one.
+
+        `name`: in its layer and in a run's checkpoints, such as "query". `inputs`, `outputs`:
+        logical axes and sizes in order, such as {"embed": 64} and {"heads": 4, "head_dim": 16}.
+        `tensor`: its name in a layer of a published checkpoint, without ".weight", such as
+        "self_attn.q_proj". `init`: None: normal, such that outputs vary as much as inputs.
+        `adapts`: whether cell.model.lora.targets may name it. `quantises`: whether it is int8 where
+        cell.precision.rollout_weights says so."""
         outputs_spec = tuple(outputs.items())
         weight = Spec(
             name=name,
@@ -52,6 +57,7 @@ class Linear(nnx.Module):
             outputs=outputs_spec,
             init=init or Normal(math.prod(inputs.values())),
             tensor=f"{tensor}.weight",
+            # published checkpoints have [outputs, inputs]
             transposed=True,
             in_linear=True,
             adapts=name if adapts else "",
@@ -73,6 +79,7 @@ class Linear(nnx.Module):
         return self.complete(self.product(x, first_tokens))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        """Multiply x [*b, *inputs] by the matrix, without the bias: [*b, *outputs]."""
         spec = self.spec
         inputs, outputs = spec.matrix_shape  # whole, where fsdp has made a part of the matrix
         rows = spec.to_rows(x)

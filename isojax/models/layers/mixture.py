@@ -51,12 +51,19 @@ class ExpertMLP(nnx.Module):
     there are any."""
 
     def __init__(self, config: ModelConfig, hidden: int, experts: int, share: float):
-        """`share`: of the experts, how many a token meets."""
+        """Describe gate, up and down of all experts, [E D F] and [E F D].
+
+        `hidden`: F, the width of an expert's MLP. `experts`: E. `share`: the part of all experts
+        that a token meets, k / E, by which a planner counts products."""
         embed, mlp = {"embed": config.width}, {"mlp": hidden}
 
         def matrices(
             name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Normal
         ) -> nnx.Param:
+            """Make the parameter of one matrix of each expert, [E, *inputs, *outputs].
+
+            `tensor`: such as "gate_proj"; in a checkpoint each expert's matrix is a tensor, whose
+            number stands in the name. From outside: experts and share."""
             return param(
                 Spec(
                     name=name,
@@ -125,7 +132,9 @@ class ExpertMLP(nnx.Module):
 
 
 def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
-    """A [E, inputs, rank] and B [E, rank, outputs], as those of a Linear begin (linear.py)."""
+    """Describe the adapter of the experts' matrices `of`: A [E, inputs, rank], B [E, rank, out].
+
+    They begin as those of a Linear: A uniform within 1 / sqrt(inputs), and B as 0."""
     tensor = of.tensor.removesuffix(".weight")
     between = (("rank", rank),)
     num_inputs, _ = of.matrix_shape
@@ -158,8 +167,11 @@ class MixtureOfExperts(nnx.Module):
     def __init__(
         self, config: ModelConfig, *, experts: int, hidden: int, top_k: int, renormalises: bool
     ):
-        """`hidden`: width of an expert's MLP. `renormalises`: whether the chosen ones' weights are
-        divided by their sum."""
+        """Describe a router and its experts.
+
+        `experts`: E. `hidden`: the width of an expert's MLP. `top_k`: k, the experts that a token
+        meets, 1 to E. `renormalises`: whether the chosen ones' weights are divided by their sum.
+        InputError where top_k is more than the experts."""
         if top_k > experts:
             raise InputError(
                 found=f"a token meets {top_k} experts of {experts} (top_k, in cell.model.options)",
@@ -197,7 +209,10 @@ class MixtureOfExperts(nnx.Module):
     def route(
         self, rows: Float[Array, "r D"], replayed: Int[Array, "r k"] | None = None
     ) -> Routing:
-        """Softmax over all experts in float32, then the k largest, or those of `replayed`."""
+        """Choose each row's experts: softmax over all in float32, then the k largest.
+
+        `rows` [r D]. `replayed`: the numbers of the experts to take instead, of which the router
+        gives the weights; None: it chooses."""
         logits = self.router(rows)
         probabilities = jax.nn.softmax(logits, -1)
         if replayed is None:
@@ -225,8 +240,12 @@ def add_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """What the experts from `first_expert` on, whose matrices are `weights`, add to the rows that
-    chose them. Adapters may follow the three matrices."""
+    """Add up what the experts on this device make of the rows that chose them.
+
+    `first_expert`: the number of the first one here; `weights`: gate, up and down of those here, [E
+    D F] twice and [E F D], and maybe adapters: A and B of gate, then of up, then of down. `chosen`,
+    `chosen_weights`: each row's experts, of all devices', and their weights. Experts that are not
+    here add nothing."""
     # XLA:CPU computes products of each expert's rows expert by expert for all rows, so that it is
     # faster to multiply all experts' matrices at once. So it is elsewhere for few rows, which
     # choose most experts together.
@@ -245,8 +264,10 @@ def add_own_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """`add_experts` by products of each expert's rows with its matrices. The experts here have
-    matrices [E D F] and [E F D], and maybe adapters: A and B of gate, then of up, then of down."""
+    """Compute `add_experts` by products of each expert's rows with its own matrices.
+
+    The arguments are those of `add_experts`. Every matrix product sees the rows sorted by expert.
+    """
     gate, up, down, *adapters = weights
     gate_adapter = adapters[0:2]
     up_adapter = adapters[2:4]
@@ -261,6 +282,7 @@ def add_own_experts(
     is_here = (expert_of_choice >= 0) & (expert_of_choice < count)
     expert_of_choice = jnp.where(is_here, expert_of_choice, count)
     order = jnp.argsort(expert_of_choice)
+    # the last bin counts the choices of experts elsewhere, and is dropped
     group_sizes = jnp.bincount(expert_of_choice, length=count + 1)[:count].astype(jnp.int32)
 
     # From here on one entry for each choice, [rk ...], sorted by expert.
@@ -309,8 +331,9 @@ def add_all_experts(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r D"]:
-    """`add_experts` by products of all rows with all experts' matrices, those of experts not chosen
-    times 0."""
+    """Compute `add_experts` by products of all rows with all matrices, times 0 if not chosen.
+
+    The arguments are those of `add_experts`."""
     gate, up, down, *adapters = weights
     expert_weights = weights_by_expert(first_expert, len(gate), chosen, chosen_weights)
     expert_weights = expert_weights.astype(rows.dtype)  # [r E]
@@ -320,6 +343,7 @@ def add_all_experts(
 
     gate_out, up_out = of_each(gate), of_each(up)
     if adapters:
+        # in einsums with adapters, k is the rank
         gate_a, gate_b, up_a, up_b = adapters[:4]
         gate_out = gate_out + jnp.einsum("erk,ekf->erf", of_each(gate_a), gate_b)
         up_out = up_out + jnp.einsum("erk,ekf->erf", of_each(up_a), up_b)
@@ -341,7 +365,8 @@ def weights_by_expert(
     chosen: Int[Array, "r k"],
     chosen_weights: Float[Array, "r k"],
 ) -> Float[Array, "r E"]:
-    """The weight of each of `count` experts for each row: 0 where it is not chosen. Others have no
-    place in it."""
+    """Return each row's weight of the `count` experts from `first_expert` on, 0 if not chosen.
+
+    Chosen experts outside of these have no place in it: `one_hot` gives zeros for them."""
     by_choice = jax.nn.one_hot(chosen - first_expert, count) * chosen_weights[..., None]
     return by_choice.sum(1)

@@ -38,8 +38,12 @@ class RMSNorm(nnx.Module):
         plus_one: bool = False,
         rounds_last: bool = False,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: axes before
-        those of the norm, with scales of their own for each index, such as {"heads": N}; a
+        """Describe a norm over the last axes of an array.
+
+        `name`: in its layer, such as "attention_norm". `axes`: those that are averaged over, in
+        order, such as {"embed": 64}. `tensor`: its name in a layer of a published checkpoint,
+        without ".weight", such as "input_layernorm". `eps`: added to the mean square. `each`: axes
+        before those of the norm, with separate scales for each index, such as {"heads": N}; a
         checkpoint has [N, H] of them. `plus_one`: the scale is 1 + w. `rounds_last`: x is rounded
         to its own precision after the product with the scale, not before it."""
         start = Constant(0.0 if plus_one else 1.0)
@@ -55,7 +59,9 @@ class RMSNorm(nnx.Module):
         return all_gather_weight(self.scale[...], 0, spec_of(self.scale).shape[0])
 
     def apply(self, scale: Array, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]:
-        """The mean square is in float32, the scale in x's own precision unless `rounds_last`."""
+        """Normalise x, with the scale that `gathered_scale` returns.
+
+        The mean square is in float32, the scale in x's own precision unless `rounds_last`."""
         y = x.astype(jnp.float32)
         normed = y * lax.rsqrt(jnp.mean(y * y, self.axes, keepdims=True) + self.eps)
 
@@ -81,9 +87,12 @@ class LayerNorm(nnx.Module):
         each: Sizes = NO_AXES,
         bias: bool = False,
     ):
-        """`tensor`: its name in a layer of a checkpoint, without ".weight". `each`: as in
-        `RMSNorm`."""
+        """Describe a norm over the last axes of an array.
+
+        `name`, `axes`, `tensor`, `eps`, `each`: as in `RMSNorm`. `bias`: whether one is added,
+        `tensor` with ".bias" in a checkpoint."""
         self.scale = norm_parameter(name, axes, each, Constant(1.0), f"{tensor}.weight")
+        # One assignment of self.bias: NNX fixes at the first whether it holds parameters.
         bias_parameter = norm_parameter(f"{name}_bias", axes, each, Constant(0.0), f"{tensor}.bias")
         self.bias = bias_parameter if bias else None
         self.axes = normalised_axes(axes)
@@ -116,7 +125,7 @@ def norm_parameter(name: str, axes: Sizes, each: Sizes, init: Init, tensor: str)
 
 
 def normalised_axes(axes: Sizes) -> tuple[int, ...]:
-    """The last ones of an array."""
+    """Return the numbers of an array's last axes, as many as the norm has: (-1,), or (-2, -1)."""
     return tuple(range(-len(axes), 0))
 
 

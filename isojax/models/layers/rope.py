@@ -50,7 +50,10 @@ class Rope:
     def rotate(
         self, x: Float[Array, "b t heads H"], cos_sin: CosSin
     ) -> Float[Array, "b t heads H"]:
-        """x rotated by the angles of its positions."""
+        """Rotate the first `head_dim` numbers of each head of x; the others stay.
+
+        `cos_sin`: those of x's positions, from `cos_sin`: [b t head_dim/2] each."""
+        # [b t 1 head_dim/2], the same for all heads, in x's precision
         cos, sin = (y[:, :, None].astype(x.dtype) for y in cos_sin)
         rotated = x[..., : self.head_dim]
         rest = x[..., self.head_dim :]
@@ -70,12 +73,14 @@ class Rope:
 def rope_frequencies(
     head_dim: int, base: float, scaling: RopeScaling | None
 ) -> Float[np.ndarray, " half"]:
-    """base^(-2i / head_dim), rounded to float32 at each step as transformers does, with which
-    published models were trained.
+    """Return base^(-2i / head_dim), radians per position of each pair, f32[head_dim/2].
+
+    Rounded to float32 at each step as transformers does, with which published models were trained.
+    `base`: theta, such as 10000.0.
 
     With `scaling`, as in Llama 3.1, a wavelength beyond original / low_freq_factor grows by
     `factor`, one below original / high_freq_factor stays, and between them the frequency is linear
-    in original / wavelength."""
+    in original / wavelength. Its high_freq_factor must be above low_freq_factor."""
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
     # in float64: a power in float32 is off by a unit here and there
