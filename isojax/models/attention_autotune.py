@@ -56,8 +56,10 @@ class SelfAttentionShape:
     dtype: str
 
     def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
-        """q, k, v, prefix keys and values, and lengths of prefixes that rise to the whole; for any
-        implementation."""
+        """Make q, k, v, keys and values of prompts, and the prompts' lengths.
+
+        They serve any implementation. The lengths rise from prefix_length / rows to the whole
+        prefix_length."""
         K, H = self.kv_heads, self.head_dim
         kv_shape = (rows, K, self.positions, H)
         prefix_shape = (rows, K, self.prefix_length, H)

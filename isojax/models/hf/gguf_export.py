@@ -48,8 +48,11 @@ def gguf_traits_of(config: ModelConfig) -> GGUFTraits:
 
 
 def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dtype: str) -> None:
-    """Write the file, whole or not at all, with the tokenizer of `source`. `dtype`: f32, f16, bf16
-    or q8_0. InputError where the file exists, or where llama.cpp does not compute such a model or
+    """Write a GGUF file, whole or not at all, with the tokenizer of the folder `source`.
+
+    `params`: the policy's, without adapters. `source`: a model's folder, with config.json and
+    tokenizer.json. `path`: of the new file. `dtype`: "f32", "f16", "bf16" or "q8_0". InputError
+    where the file exists or cannot be written, or where llama.cpp does not compute such a model or
     has no such tokenizer."""
     if path.exists() or path.is_symlink():
         raise InputError(
@@ -59,6 +62,8 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
         )
     traits = gguf_traits_of(config)
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
+    # It only collects in memory until `write_tensors` writes the header: so its folder need not be
+    # there yet, and there is nothing to remove if the settings are refused.
     writer = gguf.GGUFWriter(temp, traits.architecture)
     add_settings(writer, config, traits, source, dtype)
     add_tokenizer(writer, source, params["embed"].shape[0])
@@ -77,6 +82,10 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
 def add_settings(
     writer: gguf.GGUFWriter, config: ModelConfig, traits: GGUFTraits, source: Path, dtype: str
 ) -> None:
+    """Put the model's shape into the metadata, and its name, notice and type of weights.
+
+    `source`: the model's folder, whose config.json must have max_position_embeddings. `dtype`: a
+    key of TYPES."""
     writer.add_name(source.name)
     if (source / "NOTICE").is_file():
         writer.add_description((source / "NOTICE").read_text(encoding="utf-8"))
@@ -113,9 +122,10 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def write_tensors(
     writer: gguf.GGUFWriter, params: Params, config: ModelConfig, traits: GGUFTraits, dtype: str
 ) -> None:
-    """One tensor after the other, so that no second copy of the model is held.
+    """Write the file: all tensors' names and shapes, then their values in the same order.
 
-    A GGUF file begins with what all its tensors are, and their values follow in the same order."""
+    One tensor after the other is made, so that no second copy of the model is held. `params`:
+    without adapters. `dtype`: a key of TYPES."""
     values = dict(flatten(params))
     layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
     names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
@@ -123,6 +133,7 @@ def write_tensors(
 
     # By what llama.cpp divides each frequency of the rotary positions.
     plain = rope_frequencies(config.head_dim, config.rope_base, None)
+    # float32 [head_dim / 2]
     factors = plain / rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
     has_factors = config.rope_scaling is not None
 
@@ -167,7 +178,9 @@ def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
 
 
 def as_llama_cpp(layout: WeightLayout, value: np.ndarray, traits: GGUFTraits) -> np.ndarray:
-    """A parameter's value in one layer as llama.cpp's tensor has it."""
+    """Return a parameter's value in one layer as llama.cpp's tensor has it.
+
+    `value`: with the axes of the parameter's Spec, without stacked ones."""
     stored = layout.to_stored(value)
     if is_norm(layout.spec):
         return stored + np.float32(traits.norm_offset)

@@ -73,7 +73,9 @@ def convert(path: Path, folder: Path, source: Mapping[str, Any]) -> None:
 
 
 def _convert(file: GGUFFile, folder: Path) -> None:
-    """Write the file's model into a folder as transformers reads it: config, tokenizer, weights."""
+    """Write the file's model into a folder as transformers reads it: config, tokenizer, weights.
+
+    InputError, without the file's path, where llama.cpp's model is none that runs here."""
     family, traits = find_gguf_family(file)
     check_whole(file)
     tokenizer, tokenizer_config = build_tokenizer(file.metadata)
@@ -101,7 +103,9 @@ def _convert(file: GGUFFile, folder: Path) -> None:
 
 
 def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
-    """The family of a file's architecture, and what it states of GGUF."""
+    """Return the family of a file's architecture, and what it states of GGUF.
+
+    Such as ("qwen2", its traits). InputError where no family has the architecture."""
     by_architecture: dict[str, tuple[str, GGUFTraits]] = {}
     for name in families.family.names():
         traits = families.family.load(name).traits.gguf
@@ -124,7 +128,7 @@ def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
 
 
 def check_whole(file: GGUFFile) -> None:
-    """InputError where the file is a part of a model, or of one with experts."""
+    """Raise InputError where the file is a part of a model, or of one with experts."""
     parts = file.metadata.get("split.count", 1)
     if parts > 1:
         fix = "Merge them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
@@ -146,7 +150,11 @@ def check_whole(file: GGUFFile) -> None:
 
 
 def read_config_json(file: GGUFFile) -> dict[str, Any]:
-    """What every family's config.json has, of the file."""
+    """Return the keys that every family's config.json has, from the file's metadata.
+
+    InputError where one is missing, or differs between layers. Keys: those of SIZE_KEYS, vocab_size
+    and tie_word_embeddings, and where the file says so attention_bias, mlp_bias and rope_scaling.
+    """
     settings = DEFAULTS | file.settings
     heads = settings.get("attention.head_count")
     settings.setdefault("attention.head_count_kv", heads)
@@ -173,6 +181,7 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": file.shape(EMBEDDING)[0],
         "tie_word_embeddings": HEAD not in file.tensors,
     }
+    # layer 0 stands for all
     biases = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
     config_json |= {key: True for key, name in biases.items() if name in file.tensors}
     scaling = read_scaling(file)
@@ -197,8 +206,11 @@ def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
 
 
 def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
-    """Llama 3's stretched positions whose frequencies are divided by these factors; InputError
-    where they are of none of its models'."""
+    """Return config.json's rope_scaling of Llama 3 whose frequencies are divided by these factors.
+
+    `factors`: f32[head_dim / 2]; the largest is Llama's `factor`, because low frequencies are
+    divided by all of it. `base`: theta. InputError where the others are not those of Llama 3.1 and
+    3.2."""
     head_dim = 2 * len(factors)
     scaling = LLAMA3_SCALING.model_copy(update={"factor": float(factors.max())})
     expected = rope_frequencies(head_dim, base, None) / rope_frequencies(head_dim, base, scaling)
@@ -223,7 +235,10 @@ def end_and_begin_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, str]:
-    """The names in a GGUF file of a checkpoint's tensors."""
+    """Map the tensors' names in a checkpoint to those in a GGUF file.
+
+    Such as "model.layers.0.mlp.up_proj.weight" -> "blk.0.ffn_up.weight". `layers`: of the model.
+    InputError where llama.cpp's architecture has no such tensor."""
     architectures = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
     name_map = gguf.get_tensor_name_map(architectures[traits.architecture], layers)
     names = {
@@ -243,8 +258,10 @@ def gguf_names(specs: list[Spec], traits: GGUFTraits, layers: int) -> dict[str, 
 def plan_tensors(
     file: GGUFFile, layouts: list[hf_load.WeightLayout], traits: GGUFTraits, layers: int
 ) -> TensorSources:
-    """The tensors of a checkpoint, to be read from the file. InputError where it lacks one, has
-    more than these, or one has another shape."""
+    """Say of each tensor of a checkpoint its shape, and how it is read from the file.
+
+    `layouts`: of all parameters. `layers`: of the model. InputError where the file lacks a tensor,
+    has more than these, or one has another shape; values are read later, one by one."""
     names = gguf_names([layout.spec for layout in layouts], traits, layers)
     missing = sorted(set(names.values()) - file.tensors.keys())
     unused = sorted(file.tensors.keys() - set(names.values()) - {ROPE_FACTORS})
@@ -272,7 +289,9 @@ def plan_tensors(
 
 
 def read_tensor(file: GGUFFile, name: str, specs: list[Spec], traits: GGUFTraits) -> np.ndarray:
-    """A checkpoint's tensor. `specs`: of what it holds, in its order."""
+    """Read one tensor of a checkpoint from the file, in float32.
+
+    `name`: in the file. `specs`: of the parameters that the tensor holds, in their order there."""
     value = file.read(name)
     if len(specs) == 1:
         return from_llama_cpp(value, specs[0], traits)

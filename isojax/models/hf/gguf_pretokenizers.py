@@ -58,7 +58,10 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 
 
 def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
-    """The name of what a tokenizer.json splits by; None where GGUF has none for it."""
+    """Return the name of what a tokenizer.json splits texts by; None where GGUF has none for it.
+
+    `tokenizer_json`: the whole file, whose model is BPE. Names are keys of PRE_TOKENIZERS, such as
+    "llama-bpe"; of several that mean the same, the first."""
     parts = _parts(tokenizer_json.get("pre_tokenizer"))
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     digits = [part["individual_digits"] for part in parts if part["type"] == "Digits"]
@@ -69,6 +72,7 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
     if has_others or len(byte_levels) != 1 or len(patterns) > 1:
         return None
     (byte_level,) = byte_levels
+    # use_regex is GPT-2's pattern; digits may be set apart only one by one
     splits_twice_or_never = byte_level["use_regex"] == bool(patterns)
     if splits_twice_or_never or byte_level["add_prefix_space"] or digits == [False]:
         return None

@@ -29,8 +29,10 @@ def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and the contents of its tokenizer_config.json; InputError where it is of
-    another kind."""
+    """Return the tokenizer, and the contents of its tokenizer_config.json.
+
+    `metadata`: of the GGUF file, with keys such as "tokenizer.ggml.tokens". InputError where the
+    tokenizer is of a kind other than "gpt2" and "llama"."""
     kind = metadata.get(f"{PREFIX}model", "")
     builders = {"gpt2": _build_byte_level, "llama": _build_sentencepiece}
     if kind not in builders:
@@ -98,6 +100,10 @@ class BuiltTokenizer(NamedTuple):
 def _build_byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> BuiltTokenizer:
+    """Build byte-level BPE, which has its merges in their order in the file.
+
+    `tokens`: by number; `types`: of each, which this kind does not need. InputError where it is not
+    known how such a tokenizer splits texts ("tokenizer.ggml.pre")."""
     name = metadata.get(f"{PREFIX}pre", "")
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
@@ -109,6 +115,7 @@ def _build_byte_level(
     kind: PreTokenizer = PRE_TOKENIZERS[name]
 
     vocab = {token: i for i, token in enumerate(tokens)}
+    # "left right": in a byte-level token a space is written otherwise
     merges = [tuple(pair.split(" ")) for pair in metadata[f"{PREFIX}merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.keeps_words))
     normalizer = kind.normalizer()
@@ -122,6 +129,9 @@ def _build_byte_level(
 def _build_sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> BuiltTokenizer:
+    """Build sentencepiece's BPE, whose merges follow from the tokens' scores.
+
+    `tokens`: by number; `types`: of each, such as NORMAL or BYTE."""
     begins_with_space = metadata.get(f"{PREFIX}add_space_prefix", True)
     special_ids = special_token_ids(metadata)
     unknown = [tokens[i] for i, token_type in enumerate(types) if token_type == UNKNOWN]
@@ -142,13 +152,14 @@ def _build_sentencepiece(
     tokenizer.normalizer = write_spaces
     if begins_with_space:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), write_spaces])
+        # the one space that was put in front is taken away again
         parts.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(parts)
     return BuiltTokenizer(tokenizer, adds_bos=True)
 
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Merges:
-    """All pairs of tokens that make a token, the highest score first."""
+    """Return all pairs of normal tokens that make a token, the highest score of the token first."""
     normal = [i for i, token_type in enumerate(types) if token_type == NORMAL]
     parts = {tokens[i] for i in normal}
     by_score = sorted(normal, key=lambda i: -scores[i])

@@ -29,8 +29,10 @@ ADDED_SCORE = -1000.0  # llama.cpp's own for tokens that are never merged
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
-    """`rows`: of the embedding; what is beyond the tokenizer's tokens is padded. InputError where
-    GGUF has no such tokenizer."""
+    """Put a folder's tokenizer into a GGUF file's metadata.
+
+    `rows`: of the embedding; numbers beyond the tokenizer's tokens are padded. InputError where the
+    folder has no tokenizer.json, or GGUF has no such tokenizer."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise InputError(
@@ -50,6 +52,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     tokens, types = read_tokens(about, rows)
     merges = []
     for merge in model["merges"]:
+        # "left right" in older files, [left, right] in newer ones
         pair = merge.split(" ") if isinstance(merge, str) else merge
         merges.append(tuple(pair))
     if model.get("byte_fallback"):
@@ -78,7 +81,10 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
 
 
 def read_tokens(about: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """The tokens by number, and their types."""
+    """Return the tokens by number, and their types, both of length `rows`.
+
+    `about`: a tokenizer.json of BPE. Numbers without a token become "[PAD7]", of type UNUSED. Types
+    are those of gguf_tokenizer.py."""
     model = about["model"]
     vocab = model["vocab"]
     is_sentencepiece = bool(model.get("byte_fallback"))
@@ -112,7 +118,11 @@ def add_sentencepiece(
     types: Sequence[int],
     merges: Sequence[tuple[str, ...]],
 ) -> None:
-    """Tokens' scores are the order of the first merge that makes them."""
+    """Put scores of sentencepiece's tokens into the metadata, from the order of their merges.
+
+    The token of merge number r has score -r, by which a reader finds the order again; tokens that
+    are never merged have ADDED_SCORE. `about`: the tokenizer.json. `tokens`, `types`: by number.
+    `merges`: pairs, the first to be merged first."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
@@ -132,6 +142,10 @@ def add_sentencepiece(
 
 
 def add_special_tokens(writer: gguf.GGUFWriter, folder: Path, tokens: Sequence[str]) -> None:
+    """Put special tokens, what is added around texts, and the chat template into the metadata.
+
+    `tokens`: by number. Whether bos and eos are added is seen in how the tokenizer encodes a text.
+    """
     config_file = folder / CONFIG_FILE
     settings = read_json_object(config_file) if config_file.is_file() else {}
     numbers = {token: number for number, token in enumerate(tokens)}

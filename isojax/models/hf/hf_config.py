@@ -29,7 +29,9 @@ OTHER_KINDS = {
 
 
 def find_family(architecture: str) -> str:
-    """The family of a name in config.json's `architectures`; InputError where there is none."""
+    """Return the family of a name in config.json's `architectures`; InputError for unknown ones.
+
+    Such as "Qwen2ForCausalLM" -> "qwen2"."""
     family_of: dict[str, str] = {}
     whole_models = []  # whose language model is a family's
     for family in families.family.names():
@@ -60,8 +62,10 @@ def find_family(architecture: str) -> str:
 
 
 def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
-    """InputError where model_type names another family than `architectures`, and a warning where it
-    names none of those here: transformers goes by the one, and servers by the other."""
+    """Raise InputError where model_type names another family than `architectures` does.
+
+    A warning where it names none of those here: transformers goes by model_type, and servers by
+    architectures. `family`: of the architectures, such as "qwen2"."""
     model_type = config_json.get("model_type")
     if model_type in (None, model_type_of(family)):
         return
@@ -108,8 +112,12 @@ def shape_settings(
     tied: bool = False,
     eps_key: str = EPS_KEY,
 ) -> dict[str, Any]:
-    """ModelConfig's fields that every published family reads alike. `tied`: what an absent flag
-    means."""
+    """Return ModelConfig's fields that every published family reads alike.
+
+    Keys: layers, width, heads, kv_heads, head_dim, mlp, vocab, norm_eps and tied. `head_dim`: the
+    family's where the file has none; None: width / heads. `tied`: what an absent flag means.
+    `eps_key`: the file's name of the norms' epsilon. InputError for weights that are quantised, or
+    a value that cannot be used."""
     for key in CONFIG_KEYS:
         if config_json.get(key):
             raise quantised_config_error(key, config_json[key])

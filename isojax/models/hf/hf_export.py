@@ -40,13 +40,17 @@ COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")
 def save(
     params: Params, config: ModelConfig, source: Path, folder: Path, dtype: str = "float32"
 ) -> None:
-    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer
-    of `source`. InputError where the folder exists, cannot be written, or the family has no
-    published architecture."""
+    """Write a model's folder, whole or not at all, with config.json and tokenizer of `source`.
+
+    `params`: the policy's, without adapters. `source`: the base model's folder. `dtype`: of the
+    weights, "float32", "bfloat16" or "float16". InputError where the folder exists, cannot be
+    written, or the family has no published architecture."""
     architecture_of(config)
     decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
+    # Called when the tensor is written, so that one at a time is in memory. `values`: by dotted
+    # name, such as "blocks.query".
     def read_tensor(parts: list[TensorPart]) -> np.ndarray:
         stored = []
         for part in parts:
@@ -84,8 +88,11 @@ def join_parts(stored: list[np.ndarray], spec: Spec) -> np.ndarray:
 def save_adapter(
     adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32"
 ) -> None:
-    """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base
-    model's folder or hub name. InputError where the folder exists or cannot be written."""
+    """Write the adapters as PEFT's folder, whole or not at all.
+
+    `adapters`: by stack, as training holds them. `base`: the base model's folder or hub name, which
+    the folder names. `dtype`: of the weights, such as "float32". InputError where the folder exists
+    or cannot be written."""
     lora = config.lora
     assert lora is not None
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary

@@ -45,7 +45,9 @@ Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on e
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """One of our parameters, and the tensors it is stored in."""
+    """One of our parameters, and the tensors of a checkpoint that it is stored in.
+
+    `key`: its dotted name in the parameters' tree, such as "blocks.query" or "embed"."""
 
     key: str
     spec: Spec
@@ -60,7 +62,11 @@ class WeightLayout:
         return len(self.spec.stacked)
 
     def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-        """The part of each stored tensor that holds a part of the parameter in one layer."""
+        """Return the part of each stored tensor that holds a part of the parameter in one layer.
+
+        `index`: a slice with start and stop for each of its axes but stacked ones: inputs, then
+        outputs. Of axes that are one in the tensor, only the outermost may be a part, else the part
+        would be no slice there."""
         slices = []
         for group in self.spec.stored_groups:  # axes that are one in the tensor
             outer, *inner = index[: len(group)]
@@ -106,8 +112,9 @@ class TensorPart:
 
 
 def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]:
-    """By name, what each tensor of a checkpoint holds, in its order: mostly one parameter.
-    InputError where two are in one place."""
+    """Return by name what each tensor of a checkpoint holds, in its order: mostly one parameter.
+
+    `layouts`: of all parameters. InputError where two are in one place."""
     parts: dict[str, list[TensorPart]] = defaultdict(list)
     for layout in layouts:
         for number, name in enumerate(layout.tensor_names):
@@ -135,8 +142,10 @@ def weight_layouts(decoder: Decoder) -> list[WeightLayout]:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """The model with config.json's shape and family where `path` is set; InputError where a field
-    of it differs."""
+    """Return the model with config.json's shape and family where `path` is set.
+
+    Without a path it comes back as it is. InputError where a field that the user has set differs
+    from the file, or where the file cannot be read as a model."""
     if model.path is None:
         return model
 
@@ -171,8 +180,10 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 def _read_model(
     model: ModelConfig, config_json: Mapping[str, Any], architecture: str
 ) -> ModelConfig:
-    """The model of a config.json, with the path and LoRA of `model`, and its family where that is a
-    user's own."""
+    """Return the model of a config.json, with the path and LoRA of `model`.
+
+    `architecture`: the first of config.json's, such as "LlamaForCausalLM". A family that is a
+    user's file stays; else it is that of the architecture."""
     is_own = model.family not in families.family.names()
     family = model.family if is_own else find_family(architecture)
     if not is_own:
@@ -191,7 +202,7 @@ def _read_model(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; InputError, with what would help, where there is no such folder or file."""
+    """Return config.json as a dict; InputError, with what would help, where it is missing."""
     expected = "a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
         fix = _fix_missing_folder(folder)
@@ -213,11 +224,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _fix_missing_folder(folder: Path) -> str:
-    """What to do where `cell.model.path` is no folder: it may be a model hub's name, or a file in a
-    folder."""
+    """Say what to do where `cell.model.path` is no folder.
+
+    It may be a model hub's name, such as ORG/NAME, its address, or a file in a model's folder."""
     hub_model = re.fullmatch(HUB_NAME, str(folder))
     if hub_model:
         url, name, revision = hub_model.groups()
+        # a name of a hub's form that is more likely a path here
         folder_may_be_meant = (
             folder.exists()
             or name.startswith("models/")
@@ -277,7 +290,10 @@ def check_weights(config: ModelConfig) -> None:
 def _checked_tensors(
     folder: Path, config: ModelConfig, layouts: list[WeightLayout]
 ) -> dict[str, StoredTensor]:
-    """The folder's tensors by name, which are as config.json says."""
+    """Return the folder's tensors by name, which are as config.json says.
+
+    `layouts`: of all parameters. Names are those of a model of text alone. Headers are read, and no
+    values but those that `check_tensors` compares."""
     stored_tensors = read_headers(folder)
     if reads_images(folder):
         stored_tensors = text_tensors(folder, stored_tensors)
@@ -310,8 +326,11 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
 def load_weight(
     layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], sharding: NamedSharding
 ) -> Float[Array, "..."]:
-    """One parameter in float32 on this process's devices, each of which gets its part of the
-    layers' tensors alone."""
+    """Return one parameter in float32 on this process's devices, read from the layers' tensors.
+
+    Each device gets its part alone; a part that several devices hold is read once.
+    `stored_tensors`: by name, all that the parameter needs. `sharding`: of the parameter.
+    InputError for values that are no finite numbers."""
     spec = layout.spec
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(spec.shape).items():
@@ -328,6 +347,8 @@ def load_weight(
         stored_index = layout.stored_index(index[k:])
 
         # one tensor after the other, each into its place among the stacked ones
+        # a view, so that filling it fills `values`; in the order of the names, the last stacked
+        # axis fastest
         values_by_tensor = values.reshape(-1, *values.shape[k:])
         for name, tensor_values in zip(names[index[:k]].flat, values_by_tensor, strict=True):
             stored = stored_tensors[name].read(stored_index)

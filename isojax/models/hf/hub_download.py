@@ -28,8 +28,10 @@ SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
-    """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax
-    cannot run it."""
+    """Make a model's folder of a hub's model; nothing is left where that fails.
+
+    `repository`: ORG/NAME. `revision`: a branch, tag or commit; None: the hub's default branch.
+    InputError, before weights are fetched, where isojax cannot run it."""
     _check_name(repository)
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)
@@ -54,7 +56,7 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
 
 
 def _check_name(repository: str) -> None:
-    """InputError where it is no hub's ORG/NAME, or a path that is here."""
+    """Raise InputError where it is no hub's ORG/NAME, or a path that is here."""
     path = Path(repository)
     if re.fullmatch(hf_load.HUB_ID, repository) and not path.exists():
         return
@@ -91,8 +93,10 @@ def _fetch_weights(repository: str, snapshot: Path) -> None:
 
 
 def _describe_repository(repository: str, snapshot: Path) -> str:
-    """What the repository holds in a model's place, by the names of its files; empty where it is a
-    model, or where the hub is out of reach, as with HF_HUB_OFFLINE."""
+    """Say what the repository holds in a model's place, by the names of its files.
+
+    Empty where it is a model, or where the hub is out of reach, as with HF_HUB_OFFLINE. `snapshot`:
+    the cache's folder of the commit, named by it."""
     commit = snapshot.name
     try:
         names = HfApi().list_repo_files(repository, revision=commit)
@@ -125,6 +129,9 @@ def _download(repository: str, revision: str | None, patterns: list[str]) -> Pat
 
 
 def _download_error(error: Exception, repository: str, revision: str | None) -> InputError:
+    """Return the InputError for what went wrong between here and the hub, with the remedy.
+
+    `error`: one of HUB_ERRORS. `revision`: as the user has given it."""
     hub = constants.ENDPOINT
     log_in = "log in by `hf auth login`, or set HF_TOKEN."
     if isinstance(error, errors.GatedRepoError):
