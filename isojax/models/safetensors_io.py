@@ -56,8 +56,10 @@ class StoredTensor:
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder, by its plain name. The index decides where a tensor is
-    read; InputError where a file is damaged, or where without an index a tensor is stored twice."""
+    """Return every tensor of a model's folder, by its plain name; values are not read.
+
+    A plain name lacks what wrappers add (`plain_name`). The index decides in which file a tensor is
+    read. InputError where a file is damaged, or where without an index a tensor is stored twice."""
     files = weight_files(folder)
     copies: dict[str, list[StoredTensor]] = {}
     for file in files:
@@ -86,7 +88,10 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 def _choose_copy(
     folder: Path, name: str, copies: list[StoredTensor], indexed_file: str | None
 ) -> StoredTensor:
-    """The copy of a tensor in the file that the index names, or the only one."""
+    """Return the copy of a tensor in the file that the index names, or the only one.
+
+    `name`: the plain one. `copies`: at least one. `indexed_file`: the file's name in the index;
+    None: the index does not have the tensor, or there is none."""
     candidates = [copy for copy in copies if indexed_file in (None, copy.file.name)]
     if not candidates:
         stored = f"which lacks it; {copies[0].file.name} has it"
@@ -112,6 +117,7 @@ def _choose_copy(
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
+    """Return the tensors of a file, without their values; InputError where it is damaged."""
     tensors = []
     try:
         with safe_open(file, "np") as f:
@@ -166,8 +172,11 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
 def write_safetensors(
     folder: Path, tensors: TensorSources, dtype: str, stem: str = "model"
 ) -> None:
-    """Write STEM*.safetensors of at most MAX_FILE_BYTES (or one larger tensor), and an index of
-    several."""
+    """Write STEM*.safetensors of at most MAX_FILE_BYTES each, and an index where there are several.
+
+    `tensors`: name -> (shape, function that returns the values); it is called when its file is
+    written, so that one file's tensors are in memory. `dtype`: of all, such as "bfloat16". A tensor
+    that is larger than a file may be has one for itself."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     split = split_state_dict_into_shards_factory(

@@ -25,8 +25,11 @@ _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the model's weights: the index's, else model.safetensors, else all there
-    are. InputError where some are missing, or where the folder holds weights twice."""
+    """Return the files that hold the model's weights.
+
+    They are model.safetensors where the index does not name it, else the index's files, else all
+    safetensors but adapters and optimizers' states. InputError where some are missing, or where the
+    folder holds weights twice."""
     indexed = indexed_names(folder)
     present = [name for name in indexed if (folder / name).is_file()]
 
@@ -46,8 +49,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _check_single(folder: Path, indexed: list[str], present: list[str]) -> None:
-    """InputError where the files of an index are there beside model.safetensors; a warning of an
-    index without them, and of shards."""
+    """Raise InputError where the files of an index are there as well as model.safetensors.
+
+    A warning of an index whose files are not there, and of shards without an index. `indexed`: the
+    names in the index; `present`: those of them that are there."""
     if present:
         raise InputError(
             where=folder,
@@ -81,8 +86,9 @@ def _weights_beside(folder: Path) -> list[Path]:
 
 
 def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None:
-    """InputError where files of the index are missing; a warning of shards that it does not
-    name."""
+    """Raise InputError where files of the index are missing; warn of shards that it does not name.
+
+    `indexed`: the names in the index; `present`: those of them that are there."""
     unnamed = [path.name for path in _weights_beside(folder) if path.name not in indexed]
     missing = sorted(set(indexed) - set(present))
     if missing:
@@ -103,7 +109,10 @@ def _check_indexed(folder: Path, indexed: list[str], present: list[str]) -> None
 
 
 def _check_shards(folder: Path, paths: list[Path]) -> None:
-    """InputError unless shards, which no index names, are all of one save."""
+    """Raise InputError unless shards, which no index names, are all of one save.
+
+    A shard's name is such as model-00001-of-00004.safetensors; files of other names are not looked
+    at."""
     numbers_of_save: dict[str, set[str]] = {}  # by model-*-of-00004.safetensors
     totals: dict[str, int] = {}
     for path in paths:
@@ -133,7 +142,7 @@ def _check_shards(folder: Path, paths: list[Path]) -> None:
 
 
 def _no_weights(folder: Path) -> str:
-    """What the folder holds in the place of weights, and what to do."""
+    """Say what the folder holds in the place of weights, and what to do."""
     description = describe_folder(folder)
     pickles = describe_pickles(folder)
     if description and description != pickles:

@@ -120,9 +120,9 @@ def add_sentencepiece(
 ) -> None:
     """Put scores of sentencepiece's tokens into the metadata, from the order of their merges.
 
-    The token of merge number r has score -r, by which a reader finds the order again; tokens that
-    are never merged have ADDED_SCORE. `about`: the tokenizer.json. `tokens`, `types`: by number.
-    `merges`: pairs, the first to be merged first."""
+    A token has score -r if r is the number of the first merge that makes it, by which a reader
+    finds the order again; tokens that are neither NORMAL nor BYTE have ADDED_SCORE. `about`: the
+    tokenizer.json. `tokens`, `types`: by number. `merges`: pairs, the first to be merged first."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)

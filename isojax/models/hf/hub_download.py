@@ -28,7 +28,7 @@ SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
-    """Make a model's folder of a hub's model; nothing is left where that fails.
+    """Make a model's folder of a hub's model, whole or not at all.
 
     `repository`: ORG/NAME. `revision`: a branch, tag or commit; None: the hub's default branch.
     InputError, before weights are fetched, where isojax cannot run it."""

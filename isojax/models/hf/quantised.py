@@ -39,7 +39,9 @@ CONFIG_CLASS_OF_METHOD = {
 
 
 def quantised_config_error(key: str, value: Any) -> InputError:
-    """The error for a config.json that has a key of CONFIG_KEYS, with the remedy."""
+    """Return the error, with the remedy, for a config.json that has a key of CONFIG_KEYS.
+
+    `value`: what the key holds, such as {"quant_method": "fp8"}."""
     settings = value if isinstance(value, Mapping) else {}
     named_methods = [str(settings[name]) for name in METHOD_KEYS if settings.get(name)]
     if named_methods:
@@ -61,8 +63,10 @@ def quantised_config_error(key: str, value: Any) -> InputError:
 
 
 def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
-    """What quantised tensors there are among those that a model does not need or cannot read, by
-    names and dtypes as files name them, and the remedy; empty for none."""
+    """Say what quantised tensors there are, and the remedy; empty for none.
+
+    `dtypes`: those of tensors that a model does not need or cannot read, by name, such as
+    {"model.layers.0.mlp.up_proj.qweight": "I32"}."""
     by_last_part = {_last_part(name): name for name in dtypes}
     suffixes = [suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part]
     float8, integers = [], []
@@ -97,7 +101,9 @@ def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
 
 
 def dequantise_fix(method: str) -> str:
-    """How floats are made of the weights of a method: a command where there is one."""
+    """Say how floats are made of the weights of a method: a command where there is one.
+
+    `method`: such as "fp8" or "bitsandbytes", or "", where it is unknown."""
     original = "expected float weights: take the model that it was quantised from"
     config_class = CONFIG_CLASS_OF_METHOD.get(method)
 

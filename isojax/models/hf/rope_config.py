@@ -23,9 +23,11 @@ KEEP_ONE = "Keep in config.json the one that the model was trained with."
 
 
 def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()) -> dict[str, Any]:
-    """ModelConfig's rope_base and rope_scaling; InputError where the file contradicts itself, or
-    describes positions that the decoder does not compute. `own_keys`: those that the family reads
-    by itself, such as "partial_rotary_factor", and which are refused otherwise."""
+    """Return ModelConfig's rope_base and rope_scaling, as a dict with these two keys.
+
+    rope_scaling is None for plain positions, else Llama 3's. `own_keys`: those that the family
+    reads by itself, such as "partial_rotary_factor", and which are refused otherwise. InputError
+    where the file contradicts itself, or describes positions that the decoder does not compute."""
     config_json = without_keys(config_json, own_keys)
     _check_rotation(config_json)
 
@@ -54,7 +56,7 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
 
 
 def _check_rotation(config_json: Mapping[str, Any]) -> None:
-    """InputError unless all layers have positions, and rotate whole heads by their two halves."""
+    """Raise InputError unless all layers have positions, and rotate whole heads by two halves."""
     require_value(config_json, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     for key in ("rope_interleaved", "rope_interleave"):
         require_value(config_json, key, False, "the decoder rotates a head's two halves")
@@ -87,8 +89,10 @@ def without_keys(config_json: Mapping[str, Any], keys: Collection[str]) -> dict[
 
 
 def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> float:
-    """`partial_rotary_factor`: the share of a head's numbers that are rotated, wherever the file
-    has it. `default`: the family's own."""
+    """Return `partial_rotary_factor`, the share of a head's numbers that are rotated.
+
+    It may be at the file's top or in one of SECTIONS. `default`: the family's. InputError where two
+    places differ."""
     key = "partial_rotary_factor"
     shares = set()
     for place in (config_json, *(config_json.get(section) for section in SECTIONS)):
@@ -104,8 +108,11 @@ def read_rotated_share(config_json: Mapping[str, Any], default: float = 1.0) -> 
 
 
 def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """One of SECTIONS without null values, of layers of one type, and with its type under
-    `rope_type` alone; empty where the file has none."""
+    """Return one of SECTIONS of a config.json, {} where the file has none.
+
+    Without null values, with the object of the used type of layers in place of those by type, and
+    with its type under `rope_type` alone: {"rope_type": "llama3", "factor": 8.0, ...}. InputError
+    for types other than "default" and "llama3", and for keys that the type does not use."""
     value = config_json.get(key) or {}
     if not isinstance(value, Mapping):
         raise InputError(
@@ -166,8 +173,11 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _of_used_layers(
     config_json: Mapping[str, Any], key: str, section: dict[str, Any]
 ) -> dict[str, Any]:
-    """The section with the object of the model's layers in the place of those by type of layer, if
-    it has any."""
+    """Return a section in which the model's layers have one object, merged into the section.
+
+    `section`: such as {"full_attention": {"rope_theta": 1e6}}; one without objects by type of layer
+    comes back as it is. `key`: its name, for messages. InputError where the types that the model's
+    layers are of differ, or the section contradicts them."""
     by_type = {name: entry for name, entry in section.items() if isinstance(entry, Mapping)}
     if not by_type:
         return section
@@ -200,7 +210,9 @@ def _without_nulls(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _agreed_theta(
     config_json: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
 ) -> float:
-    """The theta of the file; InputError where it has several."""
+    """Return the theta of the file; InputError where it has several.
+
+    `sections`: those of SECTIONS that the file has, as `_read_section` returns them."""
     places = {}  # where it is -> theta
     for key, section in sections.items():
         if "rope_theta" in section:
@@ -224,7 +236,10 @@ def _agreed_theta(
 
 
 def _agreed_section(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The key and the section; where there are both, they must agree in all but theta."""
+    """Return the key and the section, which has no theta; ("", {}) where there is none.
+
+    `sections`: as in `_agreed_theta`. Where there are both, they must agree in all but theta, else
+    InputError."""
     contents = {}
     for key, section in sections.items():
         contents[key] = {name: value for name, value in section.items() if name != "rope_theta"}

@@ -45,7 +45,10 @@ def describe_adapters(unused_names: Collection[str]) -> str:
 def explain_mismatch(
     folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
 ) -> str:
-    """What to do where tensors are missing or have other shapes or dtypes than config.json says."""
+    """Say what to do where tensors are missing, or have other shapes or dtypes than expected.
+
+    `specs`: of the parameters that config.json asks for. `stored`: the folder's tensors, by name.
+    The first explanation that fits is taken, so their order counts."""
     expected = [name for spec in specs for name in spec.tensor_names()]
     missing = [name for name in expected if name not in stored]
     needed = [stored[name] for name in expected if name in stored]
@@ -73,7 +76,9 @@ def explain_mismatch(
 def _explain_names(
     folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
 ) -> str:
-    """What to do where tensors are missing, by the names of those that are there."""
+    """Say what to do where tensors are missing, by the names of those that are there.
+
+    The arguments are those of `explain_mismatch`. The surest signs come first."""
     expected = {name for spec in specs for name in spec.tensor_names()}
     missing = expected - stored.keys()
 
@@ -136,8 +141,10 @@ def _rename_command(folder: Path, new_name: str) -> str:
 def _explain_shapes(
     config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
 ) -> str:
-    """The values of config.json that the shapes of the embedding and of the first layer are right
-    for."""
+    """Say which values of config.json the tensors' shapes are right for.
+
+    The shapes are those of the embedding, and of the first layer's query, key and gate (or up). The
+    arguments are those of `explain_mismatch`."""
     by_name = {spec.name: spec for spec in specs}
     inner = "gate" if "gate" in by_name else "up"
     keys = ("embed", "query", "key", inner)

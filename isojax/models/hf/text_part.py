@@ -44,9 +44,10 @@ def family_of_text(architecture: object) -> str | None:
 
 
 def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config.json that the language model would have in a folder of its own; None where the
-    model has no such part. InputError where its section is missing, or contradicts what is
-    outside."""
+    """Return the config.json that the language model of a larger model would have by itself.
+
+    None where the model has no such part. InputError where its section is missing, or contradicts
+    what is outside."""
     architectures = config_json.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         return None
@@ -86,8 +87,10 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def text_tensors(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The language model's tensors, by the names that they would have in a folder of its own. A
-    note says what is left out. InputError where two would have one name."""
+    """Return the language model's tensors, by the names that they would have by themselves.
+
+    Such as "model.layers.0.self_attn.q_proj.weight". `stored`: all tensors of the folder, by name.
+    A note says what is left out. InputError where two would have one name."""
     tensors: dict[str, StoredTensor] = {}
     others: list[str] = []
     for name, tensor in stored.items():

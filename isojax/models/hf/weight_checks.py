@@ -32,9 +32,11 @@ _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 def check_tensors(
     folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """InputError unless each tensor of the described parameters has its shape and a known dtype,
-    and no other one says that the weights are quantised, lack their adapters, or have another head;
-    other unused ones are named on stderr."""
+    """Raise InputError unless each tensor of the described parameters is as config.json says.
+
+    Each must have its shape and a known dtype, and no other tensor may say that the weights are
+    quantised, lack their adapters, or have another head; other unused ones are named on stderr.
+    `specs`: of all parameters. `stored`: the folder's tensors, by name."""
     expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
     unused = sorted(stored.keys() - expected.keys() - {HEAD_WEIGHT})
     unreadable = {
@@ -68,7 +70,9 @@ def check_tensors(
 
 
 def _mismatches(folder: Path, expected: Shapes, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """What is wrong with each expected tensor that is not stored as expected, in words."""
+    """Say in words what is wrong with each expected tensor that is not stored as expected.
+
+    `expected`: shapes by name. Such as "lm_head.weight is missing, expected shape [49152, 576]"."""
     file_of_tensor = read_weight_map(folder)  # by the index; empty where the folder has none
 
     mismatches = []
@@ -95,8 +99,10 @@ def _describe_mismatch(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
 
 
 def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> None:
-    """InputError where a tied model stores a head of its own. transformers 5 computes logits by the
-    stored head, and vLLM by the embedding, so neither can be taken for granted."""
+    """Raise InputError where a tied model stores a head that differs from the embedding.
+
+    transformers 5 computes logits by the stored head, and vLLM by the embedding, so neither can be
+    taken for granted."""
     row = _first_different_row(head, embedding)
     if row is not None:
         raise InputError(
@@ -129,6 +135,9 @@ def _first_different_row(first: StoredTensor, second: StoredTensor) -> int | Non
 
 
 def _warn_of_unused(folder: Path, config: ModelConfig, unused: list[str]) -> None:
+    """Warn of an adapter that is not applied, layers beyond config.json's, and unused tensors.
+
+    `unused`: the names of tensors that no parameter needs."""
     if (folder / ADAPTER_CONFIG).is_file():
         _warn_once(
             f"{folder}: the adapter of {ADAPTER_CONFIG} is not applied to the weights beside it."
