@@ -28,8 +28,11 @@ class Removal:
 
 
 def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
-    """What `remove` would remove of a sweep's runs that are done; InputError where the sweep runs,
-    or is at a URL."""
+    """What `remove` would remove of a sweep's runs that are done; nothing is removed here.
+
+    newest_too: whether a run's newest checkpoint is removed too. InputError where the sweep is
+    being written, or is at a URL.
+    """
     if find_mirror(sweep_folder) is not None:
         raise InputError(
             found="the sweep is at a URL, of which no checkpoint is fetched",
@@ -55,8 +58,8 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
             continue
 
         by_update = sorted(checkpoint_folder.glob("[0-9]*"), key=lambda path: int(path.name))
-        # Without its folder, not with an empty one, a run that is done counts as saved
-        # (train/checkpoint.py).
+        # With newest_too the folder itself goes: a run that is done counts as saved without the
+        # folder, but not with an empty one (train/checkpoint.py).
         folders = (checkpoint_folder,) if newest_too else tuple(by_update[:-1])
         if folders:
             size = sum(folder_bytes(folder) for folder in folders)
@@ -79,4 +82,5 @@ def remove(removals: Sequence[Removal]) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
+    """The bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -23,7 +23,7 @@ from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, SamplingPl
 from isojax.launch.planner import resolve_sweep_sizes, with_kernels
 from isojax.launch.time_estimate import GIB, TYPICAL_RATES, rates_from_probe
 
-MEMORY_UTILIZATION = 1 - MEMORY_MARGIN  # of a device's memory that a plan may take
+MEMORY_UTILIZATION = 1 - MEMORY_MARGIN  # share of a device's memory that a plan may take
 MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
 MIN_SHOWN_GIB = 0.001  # a smaller size is shown as less than this
 # The settings of a sweep that decide what it takes of a device.
@@ -36,7 +36,7 @@ CGROUP_LIMIT_FILES = (
 
 @dataclass(frozen=True)
 class DeviceBudget:
-    """What a sweep has to fit."""
+    """What a sweep has to fit: its settings, its mesh, and the memory of a device."""
 
     cell: CellConfig
     pairs: Sequence[tuple[int, int]]  # every (B_p, n) of the sweep
@@ -45,7 +45,8 @@ class DeviceBudget:
     sampling: SamplingPlan
     backend: str  # as jax names it: cpu, gpu or tpu
     device_memory: int  # bytes
-    # Bytes that may be estimated for these programs, where a compiler found the estimate too small.
+    # By name of a program ("train", "weights", "decode" or "learn"), the most bytes that its
+    # estimate may be, where a compiler has found the estimate too small.
     program_limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -55,8 +56,10 @@ class DeviceBudget:
     def sizes(
         self, sweep: SweepConfig, pairs: Sequence[tuple[int, int]] | None = None
     ) -> DeviceSizes:
-        """A device's part of a sweep whose sizes are chosen; with other (B_p, n) than the sweep's
-        if they are given."""
+        """A device's part of a sweep whose sizes are chosen (none of the four below is None).
+
+        pairs: other (B_p, n) than the sweep's, such as those of an evaluation.
+        """
         R = sweep.decode_slots
         m = sweep.microbatch
         g = sweep.prefill_batch
@@ -64,7 +67,8 @@ class DeviceBudget:
         assert R and m and g and W, "the planner chooses them"
 
         pairs = pairs or self.pairs
-        # An evaluation may have fewer rollouts of a problem than slots share a prompt in training.
+        # An evaluation may have fewer rollouts of a problem than slots that share a prompt in
+        # training; then no slots share one in it.
         can_share = all(n >= W for _, n in pairs)
         shapes = SamplerShapes(
             pairs,
@@ -89,6 +93,7 @@ class DeviceBudget:
         )
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
+        """The bytes that a sweep with all sizes chosen takes of each device."""
         # A CPU's devices have the host's memory: moments that leave them stay where they were.
         moments_leave = sweep.moments_on_host and self.backend != "cpu"
         evaluated = [(self.cell.data.validation, self.cell.eval.samples)]
@@ -96,12 +101,15 @@ class DeviceBudget:
         return estimate_memory(self.sizes(sweep), evaluation_sizes, self.sampling, moments_leave)
 
     def checkpoint_bytes(self, sweep: SweepConfig) -> int:
-        """Of what is trained, in one file for all devices: its parameters, those of a critic, and
-        Adam's moments."""
+        """Bytes of one checkpoint, a file for all devices together.
+
+        It has the trained parameters, those of a critic, and Adam's two moments of each.
+        """
         whole = replace(self, mesh=MeshShape()).sizes(sweep)
         return 3 * (whole.trained_bytes + whole.critic_bytes)
 
     def fits(self, sweep: SweepConfig) -> bool:
+        """Whether a sweep with all sizes chosen is estimated to fit a device, with the margin."""
         memory = self.estimate(sweep)
         within_limits = all(
             memory.program_bytes[name] <= limit for name, limit in self.program_limits.items()
@@ -114,8 +122,10 @@ class DeviceBudget:
         )
 
     def seconds_per_rollout(self, sweep: SweepConfig) -> float:
-        """On a typical device of the backend, summed over the sweep's (B_p, n): it decides an
-        order, not a forecast."""
+        """Seconds on a typical device of the backend, summed over the sweep's (B_p, n).
+
+        It decides which sizes are faster; it is no forecast.
+        """
         rollout_rates = rates_from_probe(self.sizes(sweep), self.pairs, TYPICAL_RATES[self.backend])
         return sum(1 / rate for rate in rollout_rates.values())
 
@@ -124,7 +134,7 @@ class DeviceBudget:
         return resolve_sweep_sizes(sweep, self.mesh.shards, self.cell)
 
     def smallest_sizes(self, requested: SweepConfig) -> SweepConfig:
-        """The sweep with the sizes that are not set chosen for memory alone."""
+        """The sweep with the smallest sizes where they are not set: if it does not fit, none do."""
         smallest = {
             "decode_slots": requested.slots_per_prefix or 1,  # one prefix group
             "microbatch": 1,
@@ -135,13 +145,16 @@ class DeviceBudget:
         return self.resolve_sizes(requested.model_copy(update=unset))
 
     def all_sizes(self, requested: SweepConfig) -> Iterator[SweepConfig]:
-        """The sweep with every choice of the sizes that are not set: those for speed, and halves of
-        them."""
+        """The sweep with each combination of sizes: those for speed, and halves of them.
+
+        Sizes that are set in `requested` stay.
+        """
         remats = (requested.remat,) if requested.remat else ("none", "layer")
         slots_step = requested.slots_per_prefix or 1  # whole prefix groups
         for remat in remats:
             with_remat = requested.model_copy(update={"remat": remat})
             for with_slots in self._halves(requested, with_remat, "decode_slots", slots_step):
+                # The microbatch comes last: which is chosen for speed depends on prefill_batch.
                 for with_prompts in self._halves(requested, with_slots, "prefill_batch"):
                     for sizes in self._halves(requested, with_prompts, "microbatch"):
                         yield self.resolve_sizes(sizes)
@@ -149,8 +162,12 @@ class DeviceBudget:
     def _halves(
         self, requested: SweepConfig, sweep: SweepConfig, key: str, step: int = 1
     ) -> Iterator[SweepConfig]:
-        """The sweep with one of its sizes chosen for speed, then half of that, and so on down to
-        `step`, in multiples of it; with the requested size alone, where one is set."""
+        """The sweep with one of its sizes chosen for speed, then half of that, and so on.
+
+        sweep: `requested` with some sizes chosen already. key: the size's name, such as
+        "decode_slots". Halves are rounded down to multiples of `step` and end at it. Where
+        `requested` sets the size, only that one comes.
+        """
         size = getattr(self.resolve_sizes(sweep), key)
         yield sweep.model_copy(update={key: size})
 
@@ -164,8 +181,10 @@ class DeviceBudget:
 
 
 def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
-    """The sweep, its open sizes chosen for speed if they fit, else the fastest that do; None where
-    none does."""
+    """The sweep, its open sizes chosen for speed if they fit, else the fastest sizes that do.
+
+    Open sizes are those that are None in `requested`. None where nothing fits.
+    """
     sized_for_speed = budget.resolve_sizes(requested)
     if budget.fits(sized_for_speed):
         return sized_for_speed
@@ -177,7 +196,7 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 
 
 def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
-    """InputError where moments cannot be in the host's memory while a device samples."""
+    """InputError where Adam's moments cannot leave for the host's memory while a device samples."""
     is_asynchronous = budget.cell.rl.max_staleness is not None
     if not sweep.moments_on_host or not (budget.sampling.on_device or is_asynchronous):
         return
@@ -194,8 +213,12 @@ def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
 
 
 def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
-    """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the
-    planner chose all; a warning if some are set, for estimates may be wrong."""
+    """The sweep with sizes that fit; those of a run that goes on stay as they are.
+
+    requested: the sweep as its config has it. is_new_run: False where the folder holds a run, whose
+    sizes `requested` has then. Where nothing fits: InputError for a new run whose decode_slots and
+    microbatch were left to the planner, else a warning, as the estimate may be wrong.
+    """
     check_moments(requested, budget)
     sweep = requested
     if is_new_run:
@@ -217,6 +240,7 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
 
 
 def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
+    """A sentence: which sizes take how much, and how much may be planned with."""
     memory = budget.estimate(sweep)
     needed = format_bytes(max(memory.peak, memory.weights_peak))
     usable = f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)}"
@@ -232,8 +256,10 @@ def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
 def suggest_fit(
     requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]
 ) -> str:
-    """What would fit, as a sentence: this mesh with other settings than those that are set, else
-    `suggest_mesh`."""
+    """What would fit, as a sentence: this mesh with other sizes than are set, else another mesh.
+
+    device_counts: as `suggest_mesh` takes them.
+    """
     sizes_that_fit = fit_to_memory(_without_sizes(requested), budget)
     if sizes_that_fit is not None:
         return f"It would fit with {format_sizes(sizes_that_fit)}."
@@ -243,8 +269,11 @@ def suggest_fit(
 def suggest_mesh(
     requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]
 ) -> str:
-    """The fastest other mesh of the first of these (description, number of devices) where one
-    fits."""
+    """A sentence that names the fastest mesh other than the budget's on which the sweep would fit.
+
+    device_counts: (description, number of devices), such as ("16 such devices", 16), in the order
+    in which they are tried; the first with a mesh that fits is taken.
+    """
     for description, num_devices in device_counts:
         suggestions = []
         for mesh in _even_meshes(budget, num_devices):
@@ -271,8 +300,10 @@ class MeshSuggestion(NamedTuple):
 
 
 def _suggest_settings(requested: SweepConfig, budget: DeviceBudget) -> MeshSuggestion | None:
-    """The budget's mesh and the settings that would have to change on it; None where nothing fits
-    there."""
+    """The budget's mesh, and those of the set sizes that would have to change on it.
+
+    None where nothing fits there, whatever the sizes.
+    """
     sweep = fit_to_memory(_without_sizes(requested), budget)
     if sweep is None:
         return None
@@ -284,12 +315,15 @@ def _suggest_settings(requested: SweepConfig, budget: DeviceBudget) -> MeshSugge
 
 
 def _without_sizes(sweep: SweepConfig) -> SweepConfig:
+    """The sweep with all sizes None, that is for the planner to choose."""
     return sweep.model_copy(update=dict.fromkeys(SIZE_SETTINGS))
 
 
 def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
-    """The meshes of so many devices that split the model evenly, with the budget's part of
-    `sequence`."""
+    """The meshes of so many devices that split the model evenly: heads, width and MLPs.
+
+    `sequence` is as in the budget's mesh; data, fsdp and tensor vary.
+    """
     policy = budget.policy
     sequence = budget.mesh.sequence
     devices = num_devices // sequence
@@ -310,7 +344,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def splits_mlps(policy: PolicySizes, mesh: MeshShape) -> bool:
-    """Whether the devices of `tensor` share every MLP, by its hidden values or by whole experts."""
+    """Whether the devices of `tensor` split every MLP's weights evenly among them.
+
+    By hidden values or by whole experts.
+    """
     split = mesh.split("tensor")
     for weight in policy.weights:
         if "mlp" in dict(weight.axes):
@@ -324,7 +361,7 @@ def splits_mlps(policy: PolicySizes, mesh: MeshShape) -> bool:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """In GiB, whatever the size, so that sizes of one plan can be compared at a glance."""
+    """A text such as "3.21 GiB": always in GiB, so that sizes of a plan compare at a glance."""
     gib = num_bytes / GIB
     if 0 < gib < MIN_SHOWN_GIB:
         return f"under {MIN_SHOWN_GIB} GiB"
@@ -332,12 +369,12 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZE_SETTINGS) -> str:
+    """Settings as one types them, such as "sweep.decode_slots=64 sweep.microbatch=16"."""
     return " ".join(f"sweep.{key}={getattr(sweep, key)}" for key in keys)
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its cgroup's where that is
-    less."""
+    """Bytes of memory that this process may use: the machine's, or its cgroup's limit if less."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cgroup_limits = [path.read_text().strip() for path in CGROUP_LIMIT_FILES if path.is_file()]
     # A cgroup without a limit says "max".

@@ -2,7 +2,9 @@
 and a plan's sizes.
 
 memory_model.py adds up what of it is held at the same time, time_estimate.py what is multiplied and
-moved. Letters are those of distributed/sharding.py.
+moved. Of a sweep: R slots of the sampler, m rows of a microbatch, g prompts prefilled at once and
+W slots per prefix, each of one shard; P and T, prompt and response positions; D, the width; V, the
+vocabulary; L, layers.
 """
 
 from functools import cached_property
@@ -33,7 +35,11 @@ RESPONSE_KEY_PARTS = 2
 
 
 class DeviceSizes:
-    """The sizes of one device. Bytes are of one array, or of arrays that live as long."""
+    """The sizes of one device: counts of numbers and tokens, and bytes of arrays.
+
+    A method `..._bytes` counts one array, or several that are there for the same time; it adds
+    nothing else that the device holds meanwhile.
+    """
 
     def __init__(
         self,
@@ -46,9 +52,14 @@ class DeviceSizes:
         attention: str = "plain",
         decode_attention: str = "plain",
     ):
-        """remat: whether each layer is computed again for its gradient, instead of kept.
-        attention: of prefill and update; "plain" holds the scores of all queries at once, "cudnn" a
-        mask, other kernels neither. decode_attention: the sampler's."""
+        """Compute the sizes of a sweep with these settings; no array is made.
+
+        remat: whether each layer is computed again for its gradient, instead of kept. shapes: R, m,
+        g, W, P and T of a shard. policy: shapes of its weights and layers (models/
+        describe_sizes.py). backend: "cpu", "gpu" or "tpu". attention: of prefill and update;
+        "plain" holds the scores of all queries at once, "cudnn" a mask, other kernels ("pallas")
+        neither. decode_attention: the sampler's, from the same names.
+        """
         self.cell = cell
         self.remat = remat
         self.shapes = shapes
@@ -66,21 +77,27 @@ class DeviceSizes:
         self.split = mesh.split(*WEIGHT_AXES)
         self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
 
-        self.layers: list[DeviceLayer] = []  # one for each stack
+        # One for each stack, that is a run of layers that are alike. Each reads `split`,
+        # `compute_bytes` and `holds_scores` while it is made, so these are set above; the other
+        # fields it reads only when it is asked for bytes.
+        self.layers: list[DeviceLayer] = []
         layer_sizes = policy.layer_sizes(self.precision.compute, backend, self.split)
         for sizes, attention_sizes in zip(layer_sizes, policy.attention, strict=True):
             self.layers.append(DeviceLayer(self, sizes, attention_sizes))
 
-        # Of a prompt, padded until the devices of `sequence` divide its positions.
+        # This device's part of a prompt's positions, rounded up: prompts are padded until the
+        # devices of `sequence` divide them.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
 
-        # A response's last token is drawn, and never goes through the layers.
+        # A response's last token is drawn, and never goes through the layers: T - 1 positions.
+        # Rows are padded until `weight_parts` devices share rows or positions evenly and, for a
+        # TPU's kernels, until they fill whole tiles.
         m = shapes.microbatch
         response_positions = max(1, shapes.response_length - 1)
         padding = row_padding(attention, m, response_positions, mesh.weight_parts)
         self.microbatch_tokens = m * (response_positions + padding)
-        # Positions that the last of them attends to.
+        # Positions that the last response position of a row attends to, itself included.
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
@@ -104,7 +121,10 @@ class DeviceSizes:
         return [weight for weight in outside_layers if "vocab" in dict(weight.axes)]
 
     def numbers(self, weights: list[WeightSizes]) -> int:
-        """How many numbers these weights have on the device, as products read them."""
+        """How many numbers these weights have on the device, as products read them.
+
+        That is after fsdp's parts were gathered.
+        """
         return sum(weight.layers * self.split.size(weight.axes) for weight in weights)
 
     @cached_property
@@ -113,12 +133,12 @@ class DeviceSizes:
 
     @cached_property
     def layers_params(self) -> int:
-        """Of all layers."""
+        """How many parameters all layers have on the device, without embeddings."""
         return self.numbers([weight for weight in self.base_weights if weight.stack])
 
     @cached_property
     def layer_params(self) -> int:
-        """Of the largest layer."""
+        """How many parameters the largest layer has on the device."""
         layer_of_stack: dict[str, int] = {}
         for weight in self.base_weights:
             if weight.stack:
@@ -128,7 +148,7 @@ class DeviceSizes:
 
     @cached_property
     def active_params(self) -> float:
-        """Of the layers' parameters, those that a token is multiplied by: of experts, its own."""
+        """Of the layers' parameters, how many a token is multiplied by: of experts, its own."""
         in_layers = [weight for weight in self.base_weights if weight.stack]
         return sum(
             weight.layers * self.split.size(weight.axes) * weight.share for weight in in_layers
@@ -136,12 +156,12 @@ class DeviceSizes:
 
     @cached_property
     def table_params(self) -> int:
-        """Of the matrix that makes logits."""
+        """How many numbers the matrix that makes logits has on the device."""
         return max(self.split.size(weight.axes) for weight in self.tables)
 
     @property
     def fsdp_shards(self) -> int:
-        """Devices that share parameters and their gradients."""
+        """Devices that share parameters and their gradients: 1 where fsdp does not divide D."""
         return self.mesh.fsdp if self.policy.width % self.mesh.fsdp == 0 else 1
 
     # ------------------------------------------------------------------ what a run keeps
@@ -153,13 +173,15 @@ class DeviceSizes:
 
     @cached_property
     def base_bytes(self) -> int:
-        """Of the base policy's parameters, as products are computed: what LoRA leaves as it is, or
-        what a KL term compares with."""
+        """Bytes of the base policy's parameters, in the type in which products are computed.
+
+        The base policy is what LoRA leaves as it is, or what a KL term compares with.
+        """
         return self.compute_bytes * self.num_params // self.fsdp_shards
 
     @cached_property
     def trained_bytes(self) -> int:
-        """Of the parameters that are trained, in float32: all, or LoRA's adapters."""
+        """Bytes of the parameters that are trained, in float32: all, or LoRA's adapters."""
         if not self.adapters:
             return self.param_bytes
         return FLOAT_BYTES * sum(
@@ -168,17 +190,17 @@ class DeviceSizes:
 
     @property
     def frozen_bytes(self) -> int:
-        """Of the base policy beside adapters."""
+        """Bytes of the base policy that is kept with adapters; 0 where all is trained."""
         return self.base_bytes if self.adapters else 0
 
     @property
     def reference_bytes(self) -> int:
-        """Of the KL's reference; with adapters it is the frozen base policy, which is there."""
+        """Bytes of the KL's reference; 0 with adapters, as `frozen_bytes` counts it then."""
         return self.base_bytes if self.has_reference and not self.adapters else 0
 
     @cached_property
     def critic_bytes(self) -> int:
-        """A critic is the policy without an unembedding."""
+        """Bytes of the critic's parameters in float32: the policy's without an unembedding."""
         if self.cell.rl.critic is None:
             return 0
         unembeddings = len(self.tables) - 1  # none where it is tied to the embedding
@@ -187,7 +209,10 @@ class DeviceSizes:
 
     @cached_property
     def rollout_bytes(self) -> int:
-        """A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths."""
+        """Bytes of a shard's rollouts: arrays [buffer_rows T] and [buffer_rows].
+
+        Tokens, log-probabilities, the mask of the loss and masses of nuclei; ends and lengths.
+        """
         T = self.shapes.response_length
         token_bytes = 4 + 4 + 1  # int32 token, float32 log-probability, bool of the loss
         nucleus_bytes = FLOAT_BYTES * (T if self.has_nucleus else 1)
@@ -196,8 +221,11 @@ class DeviceSizes:
 
     @property
     def expert_record_bytes(self) -> int:
-        """Of the experts that the sampler chose for the rollouts' tokens, which the update compares
-        or replays; and for the prompts in use."""
+        """Bytes of the record of which experts the sampler chose for each token.
+
+        That is for the rollouts' tokens, which the update compares or replays, and for the prompts
+        in use. 0 where no setting asks for it, or devices split prompts' positions.
+        """
         rl = self.cell.rl
         if self.mesh.sequence > 1 or not (rl.replay_experts or rl.measure_expert_agreement):
             return 0
@@ -224,15 +252,18 @@ class DeviceSizes:
 
     @property
     def has_unrolled_copy(self) -> bool:
-        """Whether the sampler holds its layers both stacked, for prompts, and unrolled, for tokens
-        (`Decoding.prefills_stacked`)."""
+        """Whether the sampler holds its layers twice: stacked for prompts, unrolled for tokens.
+
+        The same rule as `Decoding.prefills_stacked` (models/decode.py): change both together.
+        """
         is_unrolled = layers_are_unrolled(self.backend, self.precision.cache)
+        # A CPU's sampler of few slots holds transposed weights.
         transposes = self.backend == "cpu" and self.shapes.transpose_weights
         needs_both = self.precision.compute == "float32" or transposes
         return needs_both and is_unrolled and not self.quantises_weights
 
     def cache_bytes(self) -> int:
-        """Of the sampler's keys and values: of the slots, and of the table of prompts."""
+        """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
         shape = CacheShape(
             slots=self.shapes.slots,
             slots_per_prefix=self.shapes.slots_per_prefix,
@@ -247,7 +278,7 @@ class DeviceSizes:
 
     @property
     def V(self) -> int:
-        """Tokens of the vocabulary whose logits the device makes."""
+        """How many tokens of the vocabulary this device makes logits of."""
         return self.split.size((("vocab", self.policy.vocab),))
 
     @property
@@ -265,7 +296,10 @@ class DeviceSizes:
         return self.most_mlp_values // 2
 
     def tokens_of_device(self, tokens: int) -> int:
-        """Of hidden states between products, which devices share by tokens."""
+        """How many of so many tokens this device has, where devices share hidden states by token.
+
+        All, where `weight_parts` does not divide them.
+        """
         return self.split.size((("token", tokens),))
 
     @property
@@ -278,17 +312,27 @@ class DeviceSizes:
         return sum(layer.count * layer.kv_values for layer in self.layers)
 
     def attended_values(self, positions: float) -> float:
-        """Numbers of a token's queries times the positions that they see, in all layers: all of
-        these before it, or those within a window."""
+        """Query numbers of a token times the positions that they see, summed over all layers.
+
+        positions: how many are before the token; a layer with a window sees at most that many.
+        """
         return sum(
             layer.count * layer.query_values * layer.seen(positions) for layer in self.layers
         )
 
 
 class DeviceLayer:
-    """A layer of a stack: what it keeps of its tokens for the gradient, and what that takes."""
+    """A layer of a stack: what it keeps of its tokens for the gradient, and what that takes.
+
+    In its methods, tokens are those of one array, such as g prompts of P positions; `key_positions`
+    is how many positions each attends to; `key_parts` is PROMPT_KEY_PARTS or RESPONSE_KEY_PARTS.
+    """
 
     def __init__(self, device: DeviceSizes, sizes: LayerSizes, attention: AttentionSizes):
+        """device: still being made, with `split`, `compute_bytes` and `holds_scores` set.
+
+        sizes, attention: those of the same stack.
+        """
         self.device = device
         self.sizes = sizes
         self.count = sizes.layers  # layers of the stack
@@ -298,8 +342,8 @@ class DeviceLayer:
         heads = device.split.size((("heads", attention.heads),))
         kv_heads = device.split.size((("kv_heads", attention.kv_heads),))
 
-        # Heads that attention is computed of. XLA splits queries as it splits the heads of keys;
-        # where all queries share one head of keys, by heads of queries; else not at all.
+        # Query heads of which this device computes attention. XLA splits them into as many parts as
+        # the heads of keys; but where all queries share one head of keys, by the query heads.
         key_parts = attention.kv_heads // kv_heads
         computed_heads = heads if attention.kv_heads == 1 else attention.heads // key_parts
 
@@ -311,7 +355,7 @@ class DeviceLayer:
         self.score_bytes = FLOAT_BYTES * computed_heads if device.holds_scores else 0
 
     def seen(self, positions: float) -> float:
-        """Of the positions before a token, those that it attends to."""
+        """How many of the positions before a token it attends to."""
         return positions if self.window is None else min(positions, self.window)
 
     def all_kept(self, tokens: int, key_positions: int, key_parts: int) -> int:
@@ -366,12 +410,15 @@ class DeviceLayer:
 
 
 def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
-    """Bytes of the layers' weights that a sampler's step of so many rows reads: of experts, all
-    that any row chose."""
+    """Bytes of the layers' weights that a sampler's step reads, a step being one token of each row.
+
+    rows: slots that take the step. Of experts, those are read that any row chose.
+    """
     bytes_read = 0.0
     for weight in s.sampler_weights:
         if weight.stack:
-            # Rows choose independently, each a share of the experts.
+            # Taken as if rows chose independently, each `share` of the experts: the part that at
+            # least one of them chose. Of other weights `share` is 1, and all is read.
             share_read = 1 - (1 - weight.share) ** rows
             bytes_read += weight.layers * s.stored_bytes(weight) * share_read
     return bytes_read

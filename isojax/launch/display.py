@@ -38,7 +38,11 @@ def print_plan(
     budget: DeviceBudget,
     forecast: Forecast | None = None,
 ) -> None:
-    """The sweep in a table; what it takes of a device; and, where that is known, how long."""
+    """Print the sweep in a table, what it takes of a device and, with a forecast, how long.
+
+    config: with all sizes chosen. folder: to be named. devices: a text such as "2 runs at once, 4
+    of 8 gpu devices per run".
+    """
     print_cells(config, cells, folder, forecast)
     sweep = config.sweep
     targets = config.run_targets(sweep.budget)
@@ -77,8 +81,10 @@ def _print_time(config: Config, forecast: Forecast) -> None:
 
 
 def describe_unused_budget(config: Config) -> str:
-    """A run ends with its last evaluation within the budget: what is left of the budget after it,
-    or "" where less than a hundredth is."""
+    """A sentence about what is left of the budget after a run's last evaluation, where it ends.
+
+    "" where less than a hundredth is left, which is not worth a line.
+    """
     budget = config.sweep.budget
     last_target = config.run_targets(budget)[-1]
     if budget - last_target < budget / 100:
@@ -95,13 +101,16 @@ def describe_unused_budget(config: Config) -> str:
 def print_disk_use(
     config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int
 ) -> None:
-    """What the checkpoints of all runs take, where that is much, and a warning where the disk has
-    no room for them."""
+    """Print what the checkpoints of all runs take; a warning where the disk has no room for them.
+
+    Nothing for less than a GiB in all. checkpoint_bytes: of one checkpoint.
+    """
     checkpoints_per_run = config.run.keep_checkpoints
     needed = len(cells) * checkpoints_per_run * checkpoint_bytes
     if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
         return
 
+    # What a resumed sweep has written already takes no more room.
     written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
     existing_folder = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing_folder).free
@@ -117,7 +126,10 @@ def print_disk_use(
 def print_cells(
     config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None
 ) -> None:
-    """A table with a row for each (B_p, n) and each schedule; and what B_max leaves out of it."""
+    """Print a table with a row for each (B_p, n) and each schedule, and what B_max leaves out.
+
+    cells: of all seeds, which share a row.
+    """
     sweep = config.sweep
     columns = ["B_p", "n", "B", "M", "C", "lr", "seeds"]
     if sweep.schedules:
@@ -125,6 +137,7 @@ def print_cells(
     if forecast:
         columns += ["rollouts/s", "a run takes"]
 
+    # Captures `sweep`. The runs of `isojax spend` have a schedule too, but none of the config's.
     def schedules_last(cell: Cell) -> tuple[bool, Cell]:
         return cell.schedule in sweep.schedules, cell
 
@@ -150,12 +163,14 @@ def print_cells(
 
 
 def _cell_row(config: Config, cell: Cell) -> list[str]:
-    """B_p, n, B, M, C, the learning rate and the number of seeds; of a schedule the first value and
-    the last."""
+    """The texts of a row: B_p, n, B, M, C, the learning rate and the number of seeds.
+
+    Of a schedule "FIRST to LAST" of its values. M and C are those of the last evaluation.
+    """
     rl = config.cell.rl
     M = _final_updates(config, cell)
     first = cell.spans[0]
-    last = cell.span_at(max(M - 1, 0))
+    last = cell.span_at(max(M - 1, 0))  # that of the last update; updates are counted from 0
 
     # Groups without a signal are drawn again, so that an update may take more rollouts than B.
     M_text = str(M) if rl.dynamic_sampling is None else f"at most {M}"
@@ -174,10 +189,11 @@ def _cell_row(config: Config, cell: Cell) -> list[str]:
 
 
 def _speed_and_time(config: Config, cell: Cell, forecast: Forecast) -> list[str]:
+    """The texts of a row: rollouts/s, and how long a run takes."""
     seconds = forecast.cell_seconds[cell.kind]
     if cell.stages:  # at several speeds: the average
         C = cell.rollouts_after(_final_updates(config, cell))
-        speed = C / max(seconds, 1e-9)
+        speed = C / max(seconds, 1e-9)  # no division by 0
     else:
         speed = forecast.rollouts_per_second[cell.B_p, cell.n]
     decimals = 0 if speed >= 10 else 2
@@ -195,8 +211,10 @@ def _from_to(first: str, last: str) -> str:
 
 
 def describe_minutes_left(minutes: float) -> str:
-    """How long the rollouts that are left take; of the last evaluation and save, which come after
-    them, no estimate."""
+    """A text such as "3.2 min left", of the rollouts that are left.
+
+    For the last evaluation and save, which come after them, there is no estimate.
+    """
     if minutes <= 0:
         return "last evaluation and save"
     if minutes < 1:
@@ -205,8 +223,11 @@ def describe_minutes_left(minutes: float) -> str:
 
 
 class Display:
-    """Live progress of the sweep on standard error, and a line for each finished cell; `isojax
-    status` shows more."""
+    """Live progress of the sweep on standard error, and a line for each finished cell.
+
+    A cell is one run of the sweep. Threads that train cells call these methods; as a context, it
+    shows the live line from its beginning to its end. `isojax status` shows more.
+    """
 
     def __init__(self, config: Config, shown: Iterable[StartWarning] = ()) -> None:
         """`shown`: what the plan has said already."""
@@ -220,7 +241,7 @@ class Display:
         self._rewards: dict[Cell, float] = {}  # of the newest evaluations
         self._ended_cells: set[Cell] = set()
 
-        # What is printed once.
+        # Names of what is printed once.
         self._shown_failures: set[str] = set()
         self._shown_symptoms = {warning.name for warning in shown}
 
@@ -242,20 +263,28 @@ class Display:
         self._progress.stop()
 
     def set_targets(self, target_rollouts: Mapping[Cell, int]) -> None:
-        """Add what is to be trained, each cell up to so many rollouts."""
+        """Add what is to be trained, each cell up to so many rollouts in all (C)."""
         with self._lock:
             self._target_rollouts |= target_rollouts
             self._ended_cells -= target_rollouts.keys()
 
     def show_preparation(self, text: str, fraction: float) -> None:
-        """What is prepared before the first cell; a file gets a line at each tenth of it."""
+        """Show what is prepared before the first cell, and which fraction of it is done (0 to 1).
+
+        Where output goes to a file, there is a line at each tenth. Training counts from the last
+        such call on.
+        """
         self._progress.update(self._base_task, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
             print_line(text)
         self._started_at = time.monotonic()
 
     def update_cell(self, progress: CellProgress) -> None:
-        """A cell has made progress; its first report is where it goes on from."""
+        """Show that a cell has made progress.
+
+        Its first report in this process says where the cell goes on from: rollouts up to there do
+        not count towards rollouts/s.
+        """
         with self._lock:
             self._rollouts_at_resume.setdefault(progress.cell, progress.rollouts)
             self._rollouts_done[progress.cell] = progress.rollouts
@@ -274,7 +303,11 @@ class Display:
                 )
 
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
-        """Print the first failure of each kind; several processes may report the same kind."""
+        """Print the first failure of each kind; several processes may report the same kind.
+
+        kind: such as "timeout" of a verifier, or "reply timeout" of a task with turns, whose reply
+        to the policy failed.
+        """
         with self._lock:
             if kind in self._shown_failures:
                 return
@@ -289,8 +322,10 @@ class Display:
             print_line(f"warning: {source}: {what_happened} ({counted})")
 
     def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
-        """Print what is doubtful before the first update, each symptom once: the runs of a sweep
-        begin alike."""
+        """Print what is doubtful before the first update, each symptom once for all cells.
+
+        Cells begin alike, so that the others would only repeat it.
+        """
         with self._lock:
             for warning in warnings:
                 if warning.name not in self._shown_symptoms:
@@ -298,6 +333,7 @@ class Display:
                     print_line(f"warning: {describe_warning(cell.name, warning.text)}")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
+        """Print why a run that has ended counts as broken: sentences of scaling/checks."""
         for flag in flags:
             print_line(
                 f"warning: run {cell.name} {flag}. Fits leave it out, except with"
@@ -305,11 +341,14 @@ class Display:
             )
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
+        """Print that a cell has ended; its target must have been set by `set_targets`."""
         with self._lock:
             self._ended_cells.add(cell)
             self._rollouts_done[cell] = self._target_rollouts[cell]
             outcome = "failed" if failed else "done before"
-            if cell not in self._rewards:  # nothing was trained, which the rate must not count
+            # Without a report, this process has trained nothing of it: what counts as done now must
+            # not count towards rollouts/s.
+            if cell not in self._rewards:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
@@ -320,7 +359,7 @@ class Display:
         self._last_line_at = time.monotonic()
 
     def _update_sweep_line(self) -> str:
-        """Show where the sweep stands on the live line; returns its text."""
+        """Show where the sweep stands on the live line; returns its text. The lock must be held."""
         done = sum(self._rollouts_done.values())
         total = sum(self._target_rollouts.values())
         if self._config.sweep.strategy == "spend":  # its targets are those of the next leg

@@ -26,20 +26,20 @@ RATE_STEP = 10**0.5  # between two rates that are tried
 MAX_EXTENSIONS = 2  # rates beyond the grid
 MIN_EVALUATIONS = 4  # of a run, at different updates
 MIN_WARMUPS = 3  # how many times its warm-up a run lasts
-# of a config, whether to resume, and whether to run nothing
+# Runs a sweep; called with (config, resume, dry_run); returns its folder, None in other processes.
 LaunchSweep = Callable[[Config, bool, bool], Path | None]
 
 
 class SearchPlan(NamedTuple):
     """What a search runs: `seeds` runs of `budget` rollouts at each rate, at one (B_p, n)."""
 
-    rates: list[float]
+    rates: list[float]  # such as [1e-6, 3.2e-6, 1e-5]
     B_p: int
     n: int
     B: int
     budget: int
     seeds: int
-    folder: str
+    folder: str  # runs/NAME-lr, in which each rate has its folder
 
     def rate_config(self, config: Config, rate: float) -> Config:
         """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
@@ -57,8 +57,10 @@ class SearchPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class RateResult:
+    """What came of one learning rate."""
+
     rate: float
-    scores: tuple[float, ...] = ()  # of each seed
+    scores: tuple[float, ...] = ()  # of each seed: its mean reward late in the run
     flags: tuple[str, ...] = ()  # why it is not chosen, with the run's name
     failed: tuple[str, ...] = ()  # those of them that say nothing of the rate, such as a full disk
 
@@ -84,8 +86,11 @@ class LrSearchResult:
     recommended: RateResult | None = None
 
     def to_json(self, config: Config, plan: SearchPlan) -> dict[str, Any]:
-        """The content of lr_search.json: what was run, every rate, and what to put into the
-        config."""
+        """The content of lr_search.json: what was run, every rate, and what the config should say.
+
+        "learning_rate" is the recommended one, null where every rate is out; "rates" has one entry
+        for each, by rising rate.
+        """
         metric = f"avg@{config.cell.eval.samples}"
         score = f"mean over seeds of the mean {metric} over the last quarter of the evaluations"
         rates = []
@@ -124,7 +129,7 @@ def default_rates(center: float) -> list[float]:
 
 
 def step_rate(rate: float, steps: int) -> float:
-    """The rate so many factors of sqrt(10) away, to two digits."""
+    """The rate so many factors of sqrt(10) away, to two digits; steps may be negative."""
     return float(f"{rate * RATE_STEP**steps:.1e}")
 
 
@@ -134,13 +139,15 @@ def round_rate(rate: float) -> float:
 
 
 def rate_name(rate: float) -> str:
-    # 1e-3, 3.2e-4
+    """A rate as its folder is named, such as 1e-3 or 3.2e-4."""
     return np.format_float_scientific(rate, precision=2, trim="-", exp_digits=1).replace("e+", "e")
 
 
 def choose_batch_shape(config: Config) -> tuple[int, int]:
-    """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then
-    the larger B_p)."""
+    """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log.
+
+    Of equally near ones, that with the larger B_p.
+    """
     reference_batch = config.cell.rl.lr_reference_batch
 
     def distance(pair: tuple[int, int]) -> tuple[float, int]:
@@ -152,15 +159,19 @@ def choose_batch_shape(config: Config) -> tuple[int, int]:
 
 
 def default_budget(config: Config, B: int) -> int:
-    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at
-    different updates."""
+    """The rollouts of each run of a search at batch B: a tenth of sweep.budget, if that suffices.
+
+    At least MIN_WARMUPS times the warm-up, and enough for MIN_EVALUATIONS at different updates.
+    """
     warmup_rollouts = MIN_WARMUPS * config.cell.rl.warmup * B
     eval_config = config.cell.eval
     budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
 
     def evaluated_updates(budget: int) -> set[int]:
-        """The updates after which a run evaluates, without the base policy's evaluation: close
-        targets may be reached by the same update."""
+        """After which updates a run evaluates, without the base policy's evaluation at C = 0.
+
+        Close targets may be reached by the same update. Captures eval_config and B.
+        """
         return {-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}
 
     while len(evaluated_updates(budget)) < MIN_EVALUATIONS:
@@ -169,8 +180,12 @@ def default_budget(config: Config, B: int) -> int:
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the
-    others take."""
+    """Run the sweep of one rate and score it; failures of its runs become flags of the result.
+
+    config: of `SearchPlan.rate_config`. first_folder: that of the rate that runs first, whose base
+    policy and sizes the others take. resume: whether to go on with what is there. InputError where
+    the sweep is refused.
+    """
     folder = Path(config.run.dir) / config.name
     if folder != first_folder:
         sweep = load_config(str(first_folder / CONFIG_FILE)).sweep
@@ -181,7 +196,8 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
     except RunFailed as e:  # other rates go on
-        # Of a sweep of several runs, the first argument is a summary.
+        # One message of each run that failed; of a sweep of several runs, the first argument is a
+        # summary.
         failures = [str(message) for message in e.args[1:] or e.args]
 
     # A ledger with its header alone has no evaluation.
@@ -191,9 +207,12 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
-    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as
-    flags; the rate is the cause only where the ledger says why."""
-    # A failure begins with the name of its run.
+    """The result of a rate: a score of each run that has evaluations, and flags of what broke.
+
+    failures: errors of runs that did not finish, such as "16x8-s0: MESSAGE". They count as flags;
+    the rate is their cause only where the run's ledger says why it ended, as after an update that
+    was not finite.
+    """
     diverged = {run.cell.name for run in runs if run.failure_reason}
     failed = tuple(failure for failure in failures if failure.partition(":")[0] not in diverged)
 
@@ -215,8 +234,11 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
-    """The mean reward over the last quarter of a run's evaluations (C, reward), rounded up, without
-    that of the base policy."""
+    """The mean reward over the last quarter of a run's evaluations, their number rounded up.
+
+    curve: (C, reward) by rising C, at least one. That of the base policy, at C = 0, does not count
+    unless it is the only one.
+    """
     rewards = [reward for C, reward in curve if C > 0]
     if not rewards:  # of a run that ended before its first update
         _, base_reward = curve[-1]
@@ -228,8 +250,11 @@ def score_curve(curve: Sequence[tuple[int, float]]) -> float:
 def search_rates(
     rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool
 ) -> LrSearchResult:
-    """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an
-    end of it."""
+    """Run all rates by calling `evaluate` with each in rising order, and choose one.
+
+    extend: whether up to MAX_EXTENSIONS more are run beyond the grid while the best is an end of
+    it.
+    """
     results = {rate: evaluate(rate) for rate in sorted(rates)}
     for _ in range(MAX_EXTENSIONS if extend else 0):
         next_rate = _next_rate(results)
@@ -245,8 +270,11 @@ def _best(results: Sequence[RateResult]) -> RateResult:
 
 
 def _next_rate(results: dict[float, RateResult]) -> float | None:
-    """The next rate beyond the best, if that is an end of the grid; downwards where every rate is
-    out."""
+    """The next rate beyond the best, if that is an end of the grid; else None.
+
+    Where every rate has flags, the next one below the lowest, but None where a cause that is none
+    of a rate's, such as a full disk, ended one of them.
+    """
     unflagged = [result for result in results.values() if not result.flags]
     if not unflagged and any(result.failed for result in results.values()):
         return None  # of what a full disk has ended, nothing says where the best is
@@ -261,8 +289,11 @@ def _next_rate(results: dict[float, RateResult]) -> float | None:
 
 
 def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
-    """The best rate, those within a standard error of the difference to it, and the lowest of
-    these."""
+    """The best rate, those within a standard error of the difference to it, and their lowest.
+
+    results: by rising rate, at least one. Rates with flags are not chosen. Without a second seed
+    there is no standard error, and only equal rewards are ties.
+    """
     unflagged = [result for result in results if not result.flags]
 
     # Of a rate's mean over seeds, pooled over rates: a few seeds of one rate say little of their
@@ -285,8 +316,10 @@ def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
 
 
 def describe_search(search: LrSearchResult) -> list[str]:
-    """What a reader must know of the choice: ties, an end of the grid, rates that are out or
-    failed, a single seed."""
+    """Sentences that a reader must know of the choice.
+
+    Rates that are out or failed, ties, a single seed, and a best rate at an end of the grid.
+    """
     flagged = [result for result in search.results if result.flags]
     sentences = []
     for result in flagged:

@@ -10,7 +10,7 @@ same time.
                new parameters and moments (update_memory.py)
 
 What is held is known; what XLA needs between is estimated, and off by at most MEMORY_MARGIN of the
-whole. benchmarks/memory.py compares the two. Letters are those of distributed/sharding.py.
+whole. benchmarks/memory.py compares the two.
 """
 
 from dataclasses import dataclass
@@ -42,8 +42,10 @@ MEMORY_MARGIN = 0.15
 class MemoryEstimate:
     """Bytes of one device."""
 
-    breakdown: dict[str, int]  # by what they are for
-    program_bytes: dict[str, int]  # by compiled program
+    breakdown: dict[str, int]  # by what they are for, such as "optimizer"; for people to read
+    # by compiled program: "train" alone, or "learn" with, where a device samples, "weights" and
+    # "decode"
+    program_bytes: dict[str, int]
     # the most at once while the sampler's weights are made, with all that a run holds
     weights_peak: int
     sampling_peak: int  # ... while it samples, in training and in an evaluation
@@ -54,8 +56,10 @@ class MemoryEstimate:
         return max(self.sampling_peak, self.update_peak)
 
     def resident_bytes(self, program: str) -> int:
-        """Bytes that a run holds while a program runs, in addition to what XLA counts of that
-        program alone."""
+        """Bytes that a run holds while a program runs, beyond what XLA counts of that program.
+
+        program: a key of `program_bytes`.
+        """
         phase_peaks = {
             "train": self.peak,
             "weights": self.weights_peak,
@@ -77,8 +81,10 @@ class SamplingPlan:
 
 
 def plan_sampling(run: RunConfig, on_device: bool) -> SamplingPlan:
-    """As the run's settings have it. Of a user's engine it is not known whether it samples on these
-    devices: memory stays reserved for it."""
+    """Who samples what by the run's settings. on_device: whether the device verifies responses.
+
+    Whether a user's engine samples on these devices is not known: memory stays reserved for it.
+    """
     return SamplingPlan(
         on_device=on_device,
         by_server=run.rollouts == SERVER_ROLLOUTS,
@@ -90,10 +96,13 @@ def plan_sampling(run: RunConfig, on_device: bool) -> SamplingPlan:
 def estimate_memory(
     s: DeviceSizes, evaluation: DeviceSizes, plan: SamplingPlan, moments_on_host: bool = False
 ) -> MemoryEstimate:
-    """What a sweep takes of each device, for which training and an evaluation have these sizes.
+    """What a sweep takes of each device, in bytes, by phase and by program.
 
-    moments_on_host: whether what only the update reads waits in the host's memory meanwhile.
+    s: the sizes of training. evaluation: those of an evaluation, with the same policy and mesh.
+    moments_on_host: whether what only the update reads (moments, critic) is in the host's memory
+    while the device samples.
     """
+    # In float32: parameters and Adam's two moments of each.
     weights_and_moments = (
         3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     )
@@ -104,6 +113,8 @@ def estimate_memory(
     replaces_groups = (s.cell.rl.dynamic_sampling or 1) > 1
     waiting_batch = rollouts + _prompt_bytes(s) if replaces_groups else 0
 
+    # The sampler's weights and slots are there while it samples, not in the update, but for an
+    # asynchronous run, below.
     sampler_weights = sampling_weight_bytes(s)
     sampler_state = sampler_weights + s.cache_bytes() + slot_bytes(s)
     max_staleness = s.cell.rl.max_staleness
@@ -188,9 +199,9 @@ def estimate_memory(
 
 
 def _problem_bytes(s: DeviceSizes, on_device: bool) -> int:
-    """Of the problems of training, int32[P] for a prompt and two numbers beside it.
+    """Bytes of the problems of training: int32[P] for a prompt, and two numbers of each.
 
-    A device that verifies holds all problems, with answers of T tokens, and the numbers of those
+    A device that verifies holds all problems, with answers of T tokens, and the indices of those
     that a call's updates take; else the device holds the prompts of a batch.
     """
     P = s.shapes.prompt_length
@@ -204,12 +215,12 @@ def _problem_bytes(s: DeviceSizes, on_device: bool) -> int:
 
 
 def _prompt_bytes(s: DeviceSizes) -> int:
-    """Of the prompts of one batch."""
+    """Bytes of the prompts of one batch: int32[P] and two numbers of each."""
     return FLOAT_BYTES * s.shapes.problem_rows * (s.shapes.prompt_length + 2)
 
 
 def _evaluation_problem_bytes(evaluation: DeviceSizes, on_device: bool) -> int:
-    """Of the problems of an evaluation, all in one batch; answers where the device verifies."""
+    """Bytes of an evaluation's problems, all in one batch; with answers if the device verifies."""
     answer = evaluation.shapes.response_length if on_device else 0
     return (
         FLOAT_BYTES

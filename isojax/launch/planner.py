@@ -32,8 +32,10 @@ PREFIX_WIDTHS = (1, 2, 4, 8, 16)  # slots that may share a prompt, where that is
 
 
 def plan_cells(sweep: SweepConfig) -> list[Cell]:
-    """The cells of a sweep, longest first; InputError where the grid contradicts itself, B_max or
-    the budget."""
+    """The cells of a sweep, longest first; a cell is one run, with its B_p, n and seed.
+
+    InputError where the grid contradicts itself, B_max or the budget.
+    """
     one_seed = _cells_of_one_seed(sweep)
     B_p, n = max(_pairs(one_seed), key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
@@ -44,20 +46,23 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
             expected=f"at least one update of {largest}",
         )
 
-    # A sweep has at most 1000 of them, so that sweeps with different seeds share none.
+    # A sweep has at most 1000 seeds, so that sweeps with different sweep.seed share none.
     seeds = [1000 * sweep.seed + i for i in range(sweep.seeds)]
     cells = [replace(cell, seed=seed) for cell in one_seed for seed in seeds]
+    # Of equal cost in the order of their fields, so that every process has the same order.
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 
 
 def _pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
-    """Every (B_p, n) of these cells, in the order in which they come."""
+    """Every (B_p, n) that an update of these cells may have; several of a cell with a schedule."""
     return [pair for cell in cells for pair in cell.pairs]
 
 
 def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
-    """The grid's cells and schedules, or those of `isojax spend`; InputError where there are none,
-    too many, or some twice."""
+    """The cells of the grid and its schedules, or those of `isojax spend`, each with seed 0.
+
+    InputError where there are none, too many, or some twice, or where one exceeds B_max.
+    """
     _check_values("B_p", sweep.B_p, sweep)
     _check_values("n", sweep.n, sweep)
 
@@ -71,8 +76,11 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
 
 
 def _check_values(name: str, values: tuple[int, ...], sweep: SweepConfig) -> None:
-    """InputError where an axis of the grid is empty, or has a value twice. A sweep of schedules
-    alone needs no grid, but half of one is a mistake."""
+    """InputError where an axis of the grid is empty, or has a value twice.
+
+    name: "B_p" or "n", whose values these are. A sweep of schedules alone needs no grid, but
+    values of only one axis are a mistake.
+    """
     has_schedules_alone = bool(sweep.schedules) and not sweep.B_p and not sweep.n
     is_missing = not values and not has_schedules_alone
     if is_missing or len(set(values)) < len(values):
@@ -84,6 +92,10 @@ def _check_values(name: str, values: tuple[int, ...], sweep: SweepConfig) -> Non
 
 
 def _grid_cells(sweep: SweepConfig) -> list[Cell]:
+    """The cells of B_p x n up to B_max, then one for each schedule, all with seed 0.
+
+    InputError where there are too many, or B_max leaves out a value of B_p or n altogether.
+    """
     num_runs = (len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)) * sweep.seeds
     if num_runs > MAX_CELLS:
         raise InputError(
@@ -105,8 +117,7 @@ def _grid_cells(sweep: SweepConfig) -> list[Cell]:
 
 
 def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None:
-    """InputError for values of B_p and n, or stages of schedules, of which sweep.B_max leaves
-    nothing."""
+    """InputError that names those (B_p, n) of `pairs` with more than sweep.B_max rollouts."""
     over_limit = [
         f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs) if B_p * n > sweep.B_max
     ]
@@ -118,6 +129,11 @@ def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None
 
 
 def _scheduled_cell(name: str, text: str) -> Cell:
+    """The cell of a schedule of sweep.schedules, with seed 0; InputError where it needs a fit.
+
+    text: as a config writes it (core/schedule.py, SCHEDULE_FORMS). `resolve_schedules`
+    (launch/strategy.py) has replaced those that need a fit before a sweep is planned.
+    """
     schedule = parse_schedule(text)
     if isinstance(schedule, FittedSchedule):
         raise InputError(
@@ -137,13 +153,20 @@ def _scheduled_cell(name: str, text: str) -> Cell:
 
 
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
-    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W of a shard,
-    where they are not set; layers keep what their gradient needs, where remat is not set.
+    """The sweep with those of its sizes chosen for speed that are not set; set ones stay.
 
-    R is the smallest ceil(B / shards), so that no cell begins with empty slots; g the smallest
-    ceil(B_p / shards); m is R, but at most the g n rollouts of a block of prompts, since a
-    microbatch does not reach into the next block.
+    shards: parts of the mesh that each sample and train on rollouts of their own. cell: the
+    settings that all runs of the sweep share, config.cell. Sizes are of one shard:
+
+    decode_slots R: the smallest ceil(B / shards) of the sweep's B = B_p n, so that no run begins
+    with empty slots; at most MAX_SHARD_ROWS. prefill_batch g: the smallest ceil(B_p / shards); at
+    most MAX_PREFILL_BATCH. microbatch m: as R is chosen, whatever R is set to, but at most g n, the
+    rollouts of a block of g prompts with the smallest n, as a microbatch does not reach into the
+    next block; and at most MICROBATCH_TOKENS positions where products are in float32.
+    slots_per_prefix W: see `_resolve_slots_per_prefix`. remat: "none", so that layers keep what
+    their gradient needs. InputError where slots_per_prefix is set and cannot be used.
     """
+    # Sizes are the same for all seeds. Minima, so that they serve the smallest cell.
     pairs = set(_pairs(_cells_of_one_seed(sweep)))
     n = min(n for _, n in pairs)
 
@@ -168,8 +191,12 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
 
 
 def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConfig) -> int:
-    """W, slots that share one prompt's keys and values: as set, else what divides R and fits n for
-    long prompts."""
+    """W, how many slots share one prompt's keys and values: as set, else the most that serves.
+
+    Not set, it is 1, but for prompts of P >= LONG_PROMPT_RATIO T and plain attention the largest of
+    PREFIX_WIDTHS that divides R and is at most n. n: the sweep's smallest. InputError where W is
+    set and does not divide R, exceeds n, or is over 1 with an attention that cannot share.
+    """
     plain_attention = sweep.decode_attention in (None, "plain") and cell.precision.cache != "int8"
     W = sweep.slots_per_prefix
     if W is None:
@@ -198,12 +225,16 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
 def with_kernels(
     sweep: SweepConfig, mesh: MeshShape, backend: str, cell: CellConfig
 ) -> SweepConfig:
-    """The sweep with the backend's kernels of attention where it leaves them open, and they
-    serve."""
+    """The sweep with the backend's kernels of attention, where it leaves them open and they serve.
+
+    backend: "cpu", which has none, "gpu" or "tpu". An attention that is set stays; one for which no
+    kernel serves stays None, which is plain attention.
+    """
     kernel = {"tpu": "pallas", "gpu": "cudnn"}.get(backend)
     if kernel is None or mesh.sequence > 1:  # no kernel attends to keys on other devices
         return sweep
     if kernel == "cudnn":
+        # cuDNN takes no float32, and heads only of multiples of 8.
         is_float32 = cell.precision.for_platform(backend).compute == "float32"
         if is_float32 or cell.model.head_dim % 8:
             return sweep

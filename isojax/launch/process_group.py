@@ -34,8 +34,11 @@ SINGLE_PROCESS = ProcessGroup()
 def parse_process_group(
     coordinator: str | None, num_processes: str | None, process_id: int | None
 ) -> ProcessGroup:
-    """The process group that --coordinator, --processes and --process describe; InputError where
-    they contradict."""
+    """The process group that --coordinator, --processes and --process describe.
+
+    coordinator: HOST:PORT of process 0. num_processes: a number, or "auto" alone, which asks the
+    cluster. process_id: from 0. InputError where they contradict one another.
+    """
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
     if num_processes == "auto" and coordinator is None and process_id is None:
@@ -66,7 +69,7 @@ def parse_process_group(
 
 
 def refuse_sampler_processes(config: Config) -> None:
-    """InputError where processes shall only sample, and no Ray carries their messages."""
+    """InputError for run.sampler_processes in a run without Ray, which carries their messages."""
     if config.run.sampler_processes:
         raise InputError(
             where="run.sampler_processes",
@@ -82,8 +85,10 @@ def refuse_sampler_processes(config: Config) -> None:
 
 
 def sampler_processes(config: Config, num_processes: int) -> int:
-    """How many of these processes only sample; InputError where none is left to train, or they have
-    no mesh."""
+    """How many of so many processes only sample (run.sampler_processes), while the others train.
+
+    InputError where none is left to train, or those that sample have no mesh.
+    """
     if config.run.sampler_processes >= num_processes:
         fix = "Start more (run.process_group.processes), or leave it out"
         raise InputError(
@@ -109,19 +114,21 @@ def sampler_processes(config: Config, num_processes: int) -> int:
 def check_multi_process(
     config: Config, mesh_devices: int, sampler_devices: int, devices: int, num_processes: int
 ) -> None:
-    """InputError where the meshes of training and, if any, of the sampler do not use all devices of
-    all processes.
+    """InputError where the meshes do not use all devices of all processes, or not evenly.
 
-    mesh_devices, sampler_devices: that the two meshes take; devices: that all processes have.
+    mesh_devices: how many the mesh of training takes. sampler_devices: the mesh of the sampler, 0
+    where it has none. devices: how many all processes have together, as many each.
     """
     trainers = num_processes - config.run.sampler_processes
-    if trainers < num_processes:
+    if trainers < num_processes:  # some processes only sample
+        # The share of the devices that the mesh takes is the share of processes that train.
         splits_evenly = mesh_devices * num_processes == devices * trainers
         expected = (
             f"all of them: --mesh those of the {trainers} processes that train, run.sampler_mesh"
             " those of the others"
         )
     else:
+        # Every process has as many devices of each mesh.
         splits_evenly = mesh_devices % num_processes == 0
         expected = "all of them"
         if sampler_devices:

@@ -32,10 +32,11 @@ def asks_for_date(cell: CellConfig) -> bool:
 
 
 def with_new_date(config: Config, store: Path) -> Config:
-    """The config of what begins in `store`, a folder that may hold its day already.
+    """The config with cell.prompt.date set, such as "2026-11-29", where prompts need a day.
 
-    Where the template asks for a day, and no setting says one, it is that of the labels or the base
-    policy that the run begins from, else today's.
+    Where the template asks for a day and no setting says one, it is the day kept in `store`, the
+    folder in which the work begins (`store_date`); else that of the base policy or of the labels
+    that the run begins from; else today's.
     """
     if config.cell.prompt.date is not None or not asks_for_date(config.cell):
         return config
@@ -49,8 +50,11 @@ def with_new_date(config: Config, store: Path) -> Config:
 
 
 def with_saved_date(config: Config, saved: Config, folder: Path) -> Config:
-    """The config of what goes on in `folder`, with the day that it began with, where no setting
-    says one."""
+    """The config of a run that goes on in `folder`, with the day that it began with.
+
+    config: whose day, if it is set, comes first. saved: the config in the folder. Where neither has
+    a day and the template asks for one, a warning: prompts have each day's.
+    """
     date = config.cell.prompt.date or saved.cell.prompt.date
     if date is None and asks_for_date(config.cell):
         warn(
@@ -61,7 +65,10 @@ def with_saved_date(config: Config, saved: Config, folder: Path) -> Config:
 
 
 def store_date(cell: CellConfig, store: Path) -> None:
-    """Keep the day for a resumption before there is a config.yaml."""
+    """Write the day to DATE_FILE in `store`, for a resumption before there is a config.yaml.
+
+    Nothing where the template asks for no day, or the file has it already.
+    """
     if (
         cell.prompt.date is not None
         and asks_for_date(cell)
@@ -82,6 +89,7 @@ def describe_date(cell: CellConfig) -> str | None:
 
 
 def _stored_date(store: Path) -> str | None:
+    """The day that `store_date` wrote; None without one; InputError where it is no day."""
     file = store / DATE_FILE
     if not file.is_file():
         return None
@@ -99,7 +107,7 @@ def _stored_date(store: Path) -> str | None:
 
 
 def _date_of_base(config: Config) -> str | None:
-    """Of the sweep whose base policy and labels this one takes over."""
+    """The day of the sweep whose base policy and labels this one takes over (run.base_from)."""
     if not config.run.base_from:
         return None
     saved_file = Path(config.run.base_from, "config.yaml")
@@ -107,8 +115,11 @@ def _date_of_base(config: Config) -> str | None:
 
 
 def _date_of_splits(cell: CellConfig) -> str | None:
-    """Of the labels of problems that `isojax difficulty` has written."""
-    # tfds:FOLDER#SPLIT
+    """The day of the labels of `isojax difficulty`, where the task is one of its data sets.
+
+    None for any other task, and where the data set records no day.
+    """
+    # cell.task is such as tfds:FOLDER#SPLIT.
     name, _, argument = cell.task.partition(":")
     folder, _, _ = argument.partition("#")
     metadata_file = Path(folder, "metadata.json")

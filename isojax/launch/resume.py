@@ -22,9 +22,13 @@ LOGS_FOLDER = "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it
-    cannot be used."""
+    """Whether the folder holds a run that this one goes on with; False where it is new.
+
+    InputError where it holds one and `resume` is not set, holds something else, or cannot be
+    written.
+    """
     try:
+        # The folder, or the nearest one above it that is there.
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise InputError(
@@ -63,8 +67,11 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
-    """The config this folder is run with: a resumed run keeps its static sizes and the day in its
-    prompts. InputError where it cannot go on."""
+    """The config with which this folder is run: `config` in a new one.
+
+    A resumed run keeps its static sizes (AUTOSIZED_SETTINGS) and the day in its prompts.
+    InputError where `config` differs in what a run cannot change, or `resume` is not set.
+    """
     if not holds_run(folder, resume):
         return with_new_date(config, folder / BASE_FOLDER)
 
@@ -73,7 +80,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     try:
         check_resume(saved_config, config)
     except InputError as e:
-        command = resume_command(folder, saved_config)
+        command = resume_command(folder, saved_config)  # "" where the folder was renamed
         if not command:
             raise
         raise e.with_fix(f"To go on as it was: {command}") from e
@@ -88,7 +95,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
 
 
 def print_remaining(config: Config, folder: Path, resume: bool) -> None:
-    """At the end of a dry run: what is left to do in a folder that holds a run."""
+    """Print what is left to do in a folder that holds a run; nothing for any other."""
     if not (folder / CONFIG_FILE).exists():
         return
     status = read_sweep_status(folder, planned=config)
@@ -106,8 +113,11 @@ def print_remaining(config: Config, folder: Path, resume: bool) -> None:
 
 
 def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` has the same name and cell settings as `old`, and a sweep that only
-    grows."""
+    """InputError unless `new` has the same name and cell settings as `old`, and a sweep that grows.
+
+    It grows where it keeps its values of B_p and n, its schedules and cells, and has as many seeds
+    and rollouts or more. Sizes that both set have to be equal.
+    """
     old_settings = _fixed_settings(old)
     new_settings = _fixed_settings(new)
     for key in old_settings | new_settings:
@@ -146,8 +156,11 @@ def check_resume(old: Config, new: Config) -> None:
 
 
 def _fixed_settings(config: Config) -> dict[str, Any]:
-    """The settings that a run cannot change, by name. A grid may become an adaptive sweep, and the
-    other way round; `isojax spend` changes neither its n nor its budget."""
+    """The settings that a run cannot change, by name, such as {"cell.rl.kl": 0.0}.
+
+    A grid may become an adaptive sweep, and the other way round, so that both have the same entry
+    for sweep.strategy; a sweep of `isojax spend` changes neither its B_p, n nor budget.
+    """
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
     sweep = config.sweep
     fixed_sweep_settings = {"sweep.seed": sweep.seed, "sweep.strategy": "grid or adaptive"}
@@ -159,6 +172,7 @@ def _fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:
+    """Raise an InputError for a setting such as "sweep.seeds" that a resumed run changes."""
     raise InputError(
         where=key,
         found=f"this run has {old_value!r}, given {new_value!r}",

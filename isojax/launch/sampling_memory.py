@@ -9,7 +9,7 @@ layer as arrays of its own (`Decoding`); a program called `weights` makes these 
 from isojax.core import shapes
 from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes
 
-# Of a slot, beside what it writes: the small fields of `Slots` (sampling/slots.py).
+# Of a slot, besides the tokens that it writes: the small fields of `Slots` (sampling/slots.py).
 SLOT_STATE_BYTES = 40
 
 # ------------------------------------------------------------------ the sampler's weights
@@ -21,9 +21,10 @@ def stored_weight_bytes(s: DeviceSizes) -> int:
 
 
 def moving_weight_bytes(s: DeviceSizes) -> int:
-    """Bytes of weights that are gathered or cast, beside those that the sampler reads.
+    """Bytes of weights on their way to the sampler's: gathered over fsdp, or cast.
 
-    All of them, where layers are unrolled. Where layers are gathered one by one
+    They are in addition to those that the sampler reads, and 0 where weights are neither gathered
+    nor cast. All of them, where layers are unrolled. Where layers are gathered one by one
     (sampling/stream.py), one layer, and the device's part of all, which XLA casts before it
     gathers.
     """
@@ -38,7 +39,7 @@ def moving_weight_bytes(s: DeviceSizes) -> int:
 
 
 def merged_layer_bytes(s: DeviceSizes) -> int:
-    """Bytes of the layers with adapters merged, which int8 weights are made of."""
+    """Bytes of the layers with adapters merged, of which int8 weights are made; else 0."""
     stores_adapters = any(weight.is_adapter for weight in s.sampler_weights)
     if not s.adapters or stores_adapters or not s.quantises_weights:
         return 0
@@ -46,8 +47,10 @@ def merged_layer_bytes(s: DeviceSizes) -> int:
 
 
 def transposed_layer_bytes(s: DeviceSizes) -> int:
-    """Bytes of layers on their way from a stack to the matrices that a CPU's sampler reads: XLA:CPU
-    moves one layer of each stack at a time, and holds one more."""
+    """Bytes of layers on their way from a stack to the matrices that a CPU's sampler reads.
+
+    XLA:CPU moves one layer of each stack at a time, and holds one more. 0 on other backends.
+    """
     if s.backend != "cpu" or not s.has_unrolled_copy:
         return 0
     layers_on_their_way = 1 + len(s.layers)
@@ -87,14 +90,15 @@ def slot_bytes(s: DeviceSizes) -> int:
 
 
 def sampling_work_bytes(s: DeviceSizes) -> int:
-    """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a
-    step's draw, whichever is more."""
+    """Bytes in use while sampling, without weights, cache and slots.
+
+    Of a block of g prompts, or of a step that draws a token for each slot, whichever is more.
+    """
     return converted_weight_bytes(s) + max(_prefill_bytes(s), _decode_step_bytes(s))
 
 
 def converted_weight_bytes(s: DeviceSizes) -> int:
-    """Bytes of weights that XLA:CPU converts to float32 before it multiplies, all of them at
-    once."""
+    """Bytes of weights that XLA:CPU converts to float32 before it multiplies, all at once."""
     if s.backend != "cpu":
         return 0
     converted = [weight for weight in s.sampler_weights if weight.dtype != "float32"]
@@ -102,8 +106,11 @@ def converted_weight_bytes(s: DeviceSizes) -> int:
 
 
 def _prefill_bytes(s: DeviceSizes) -> int:
-    """Of a block of prompts: their keys and values in all layers, hidden states, and what the
-    widest layer takes in its MLP, or in attention, where scores and weights are both there."""
+    """Bytes of a block of g prompts on their way through the layers.
+
+    Their keys and values in all layers, two arrays of hidden states, and what the widest layer
+    takes in its MLP, or in attention, where scores and weights are there at the same time.
+    """
     keys_and_values = s.compute_bytes * s.prefill_tokens * s.kv_values
     hidden_states = s.compute_bytes * s.prefill_tokens * 2 * s.D
 
@@ -114,8 +121,11 @@ def _prefill_bytes(s: DeviceSizes) -> int:
 
 
 def _decode_step_bytes(s: DeviceSizes) -> int:
-    """Of a token for each slot: hidden states, the widest layer's MLP, and for the draw arrays
-    [slots V] in float32, two more of them where it is from a nucleus."""
+    """Bytes of a step, in which each slot takes a token.
+
+    Hidden states, the widest layer's MLP, and for the draw two arrays f32[slots V], or four where
+    it is from a nucleus (top_p < 1).
+    """
     slots = s.shapes.slots
     arrays = 4 if s.has_nucleus else 2
     draw_bytes = FLOAT_BYTES * slots * s.V * arrays

@@ -1,5 +1,7 @@
-"""The rounds of `isojax spend`: pilots side by side, then one leg after the other
-(scaling/spending.py).
+"""The rounds of `isojax spend`: pilots side by side, then one leg after the other.
+
+A leg is a stretch of one run's training at one n, from one C to another; a pilot is the first leg
+of a run, one for each n (scaling/spending.py).
 
 After the pilots, which follow from the config, a leg is in spend.json before it is trained: a
 killed run goes on with it.
@@ -18,6 +20,7 @@ from isojax.scaling.spending import SpendPolicy
 
 
 def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
+    """What decides the next leg. cells: one for each n of the sweep, as `plan_cells` makes them."""
     sweep, evaluation = config.sweep, config.cell.eval
     return SpendPolicy(
         cells,
@@ -28,7 +31,7 @@ def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
 
 
 def current_spending(config: Config, cells: Sequence[Cell], folder: Path) -> Spending:
-    """That of spend.json; before there is one, the pilots."""
+    """The legs so far by the folder's spend.json; before there is one, the pilots alone."""
     policy = spend_policy(config, cells)
     recorded = read_spending(folder)
     return recorded or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
@@ -40,13 +43,20 @@ def legs_to_train(
     folder: Path,
     recorded_runs: Callable[[], list[RunRecord]],
 ) -> Iterator[tuple[Spending, Sequence[Leg]]]:
-    """The spending so far and the legs to train at the same time, round after round."""
+    """The spending so far and the legs to train at the same time, round after round.
+
+    The caller trains the legs before it asks for the next round: `recorded_runs` is then called,
+    and returns what the ledgers hold. Each next leg is written to spend.json before it comes here.
+    It ends when the budget is spent, or when every leg of a round has diverged. InputError, before
+    the first round, where spend.json is not that of this config and these ledgers.
+    """
     policy = spend_policy(config, cells)
     spending = current_spending(config, cells, folder)
     _check_spending(spending, config, cells, policy, recorded_runs(), folder)
 
     while not spending.is_ended:
-        # All pilots are trained side by side; of later legs, which have a forecast, the last.
+        # A pilot has no forecast (`expected`). While the last leg is a pilot, all are, and they are
+        # trained side by side; of later legs, only the last is left to train.
         are_pilots = spending.legs[-1].expected is None
         legs = spending.legs if are_pilots else spending.legs[-1:]
         yield spending, legs
@@ -56,7 +66,7 @@ def legs_to_train(
         if {leg.cell for leg in legs} <= diverged:
             return  # --resume goes on after the updates that were not finite
 
-        next_leg = policy.next_leg(runs, spending.legs)
+        next_leg = policy.next_leg(runs, spending.legs)  # None: the budget is spent
         if next_leg is None:
             spending = replace(spending, is_ended=True, fixed=policy.fixed_forecasts(runs))
         else:
@@ -73,7 +83,10 @@ def _check_spending(
     runs: Sequence[RunRecord],
     folder: Path,
 ) -> None:
-    """InputError where spend.json is not that of this config and these ledgers."""
+    """InputError where spend.json is not that of this config and these ledgers.
+
+    Its legs have been written before they are trained, so that no ledger may be ahead of it.
+    """
     is_behind = any(
         run.points[-1].rollouts > spending.rollouts(run.cell) for run in runs if run.points
     )
@@ -93,7 +106,7 @@ def _check_spending(
 
 
 def describe_leg(leg: Leg, spending: Spending) -> str:
-    """A line about a leg that comes after those of `spending`."""
+    """A line about a leg that is no pilot, and comes after those of `spending`."""
     n_before = [other.n for other in spending.legs if other.cell == leg.cell][-1]
     change = f"n = {leg.n}" if leg.n == n_before else f"n = {leg.n} after n = {n_before}"
     assert leg.interval is not None, "only a pilot has none"

@@ -68,8 +68,11 @@ def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
 
 @contextmanager
 def lost_output_recorded(folder: Path) -> Iterator[None]:
-    """While a sweep runs here, and at its end: write status.json once nobody reads what this
-    process prints."""
+    """Write status.json once nobody reads what this process prints, and again at the end.
+
+    For a sweep on one machine, in its folder. While somebody reads it, nothing is written, but that
+    an earlier process of this sweep has ended.
+    """
     # What another process said before this one goes on with its sweep.
     before = read_status(folder)
     if before is not None and before.output_lost is not None:
@@ -77,6 +80,7 @@ def lost_output_recorded(folder: Path) -> Iterator[None]:
 
     ended = threading.Event()
 
+    # Captures `ended` and `folder`. After its first writing it has nothing left to do.
     def watch() -> None:
         while not ended.wait(OUTPUT_CHECK_SECONDS):
             if terminal.output_lost is not None:
@@ -98,8 +102,10 @@ def write_status(folder: Path, status: DriverStatus) -> None:
 
 
 def read_status(folder: Path) -> DriverStatus | None:
-    """The newest status of the driver; None where none has written one. InputError where it cannot
-    be read."""
+    """The newest status of the driver; None where none has written one.
+
+    InputError where it cannot be read.
+    """
     path = folder / STATUS_FILE
     try:
         return DriverStatus.model_validate_json(read_file(path))

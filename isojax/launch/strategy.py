@@ -34,12 +34,11 @@ from isojax.scaling.tracks import group_by
 
 
 class CellTarget(NamedTuple):
-    """A cell that is to be trained up to C rollouts, with these stages so far where `isojax spend`
-    chooses them."""
+    """A cell, that is one run of the sweep, that is to be trained up to C rollouts."""
 
     cell: Cell
     C: int
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()  # those so far, where `isojax spend` chooses them; else ()
 
     @property
     def cell_so_far(self) -> Cell:
@@ -53,8 +52,12 @@ class CellTarget(NamedTuple):
 def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
-    """What is to be trained at the same time, list after list; the caller adds cells that failed to
-    `failures`."""
+    """What is to be trained at the same time, list after list.
+
+    The caller trains a list before it asks for the next one, and adds each cell that failed, with
+    its error, to `failures`: the next list is chosen by what the ledgers and `failures` hold. A
+    grid has one list; the adaptive strategy and `isojax spend` end when they have nothing to add.
+    """
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]
@@ -67,6 +70,12 @@ def training_rounds(
 def _spend_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
+    """The legs of `isojax spend` to train, round after round; arguments as of `training_rounds`.
+
+    They end after a failure, unless a run has diverged, which its ledger says.
+    """
+
+    # Captures cells and folder. Without `failures`: the ledger alone says whether a run diverged.
     def recorded_runs() -> list[RunRecord]:
         return _recorded_runs(cells, folder, ())
 
@@ -83,6 +92,10 @@ def _spend_rounds(
 def _adaptive_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
+    """The targets of the adaptive strategy, round after round; then frontier.json is written.
+
+    Arguments as of `training_rounds`.
+    """
     policy = adaptive_policy(config, cells)
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
         yield [CellTarget(*target) for target in next_targets]
@@ -96,8 +109,11 @@ def _adaptive_rounds(
 
 
 def resolve_schedules(config: Config) -> Config:
-    """The config with n*(a C) of a fit as stages; the folder of a run keeps them, whatever becomes
-    of the fit."""
+    """The config with every schedule that needs a fit, n*(a C), written as explicit stages.
+
+    The folder of a run keeps them, whatever becomes of the fit. InputError where a fit cannot be
+    read or used.
+    """
     sweep = config.sweep
     schedules = {
         name: _resolve_schedule(name, text, sweep.budget) for name, text in sweep.schedules.items()
@@ -106,6 +122,7 @@ def resolve_schedules(config: Config) -> Config:
 
 
 def _resolve_schedule(name: str, text: str, budget: int) -> str:
+    """A schedule of sweep.schedules as a config writes it, with explicit stages up to `budget`."""
     schedule = parse_schedule(text)
     if not isinstance(schedule, FittedSchedule):
         return text
@@ -120,8 +137,11 @@ def _resolve_schedule(name: str, text: str, budget: int) -> str:
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
-    """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is
-    given rollouts."""
+    """InputError where the sweep's strategy contradicts other settings.
+
+    That is where the adaptive strategy or `isojax spend` has too few evaluations or rollouts, a
+    grid is given sweep.total_rollouts, or an asynchronous run is to change its n.
+    """
     sweep = config.sweep
     is_spend = sweep.strategy == "spend"
     max_staleness = config.cell.rl.max_staleness
@@ -138,7 +158,7 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
         )
 
     if is_spend:
-        spend_policy(config, cells)
+        spend_policy(config, cells)  # made to raise what is wrong with it
     elif sweep.strategy == "adaptive":
         if sweep.schedules:
             raise InputError(
@@ -159,8 +179,11 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 
 def check_evaluations(config: Config) -> None:
-    """InputError where no cell will have the evaluations that a fit's curve needs; a warning names
-    those without."""
+    """InputError where no (B_p, n) will have the evaluations that a fit's curve needs.
+
+    A warning where some will not. Both name settings with which all have. InputError also for a
+    sweep of `isojax spend`, which fits nothing.
+    """
     sweep = config.sweep
     evaluation = config.cell.eval
     if sweep.strategy == "spend":
@@ -204,11 +227,15 @@ def check_evaluations(config: Config) -> None:
 def _unfitted_pairs(
     fixed_cells: Sequence[Cell], evaluation: EvalConfig, budget: int
 ) -> dict[tuple[int, int], str]:
-    """The (B_p, n) that would have too few evaluations for a curve, with the reason."""
+    """The (B_p, n) that would have too few evaluations for a curve, with the reason as a text.
+
+    fixed_cells: those without a schedule.
+    """
     # The evaluation of the base policy, at C = 0, is no point of a curve; where the first one
     # after it is beyond the budget, there is only that.
     targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
     cells_by_pair = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n))
+    # The C after the update that reaches each target: close targets may share one.
     C_by_pair = {
         pair: [np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in cells]
         for pair, cells in cells_by_pair.items()
@@ -217,6 +244,7 @@ def _unfitted_pairs(
 
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
+    """What chooses the cells to train next; InputError where evaluations are too few."""
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     return AdaptivePolicy(
         cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}"
@@ -226,8 +254,10 @@ def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
 def _recorded_runs(
     cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> list[RunRecord]:
-    """What the ledgers hold of these cells, those that failed with the reason; cells without
-    either are left out."""
+    """What the ledgers hold of these cells, with the reason where one failed.
+
+    Cells that have neither an evaluation nor a reason are left out.
+    """
     failure_reasons = {cell: _describe_failure(error) for cell, error in failures}
     runs = []
     for cell in cells:
@@ -241,8 +271,11 @@ def _recorded_runs(
 
 
 def _describe_failure(error: Exception) -> str:
-    """Its message; of an error that isojax did not foresee its type and place too, and first the
-    plug-in's place."""
+    """A cell's error as a text: its message, if it is of a kind that isojax raises itself.
+
+    Of any other, its type and place too, and before them the place in the plug-in that failed, if
+    one did.
+    """
     if isinstance(error, InputError | RunFailed | FloatingPointError | OSError):
         return str(error)
     plugin = failed_plugin(error)
@@ -253,8 +286,11 @@ def _describe_failure(error: Exception) -> str:
 def raise_cell_failures(
     failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path
 ) -> None:
-    """Raise one error for all cells that failed: a DeadStart as it is, an InputError where every
-    cell failed by one, else RunFailed."""
+    """Raise one error for all cells that failed; nothing happens where none did.
+
+    A DeadStart as it is; an InputError where all `num_cells` cells failed by one; else RunFailed,
+    whose arguments are, for several cells, a summary and then a message for each.
+    """
     if not failures:
         return
     for _, error in failures:

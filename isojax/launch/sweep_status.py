@@ -110,8 +110,11 @@ class Writers:
 def read_sweep_status(
     folder: Path, now: float | None = None, planned: Config | None = None
 ) -> SweepStatus:
-    """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it
-    (None: as it began); InputError where it cannot be read."""
+    """Where the sweep in a folder stands; nothing is changed.
+
+    now: Unix seconds; None: now. planned: the config with which it is to go on, which may have a
+    larger budget; None: the one in the folder. InputError where a file of it cannot be read.
+    """
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
             where=folder,
@@ -159,6 +162,11 @@ def _cell_summaries(
     spending: Spending | None,
     last_target: int,
 ) -> list[CellSummary]:
+    """A summary of each cell that is planned or has begun.
+
+    spending: of `isojax spend`, its legs so far; else None. last_target: the last C at which a run
+    is evaluated, with which it ends.
+    """
     cells = []
     for cell in _known_cells(folder, config, writers.driver_cells):
         goal = None
@@ -178,7 +186,7 @@ def _cell_summaries(
 def _between_two_legs(
     cells: Sequence[CellSummary], spending: Spending, running: bool
 ) -> list[CellSummary]:
-    """The run that `isojax spend` goes on with is not done at the end of a leg."""
+    """The cells, of which the run that `isojax spend` goes on with is not done at a leg's end."""
     state = "running" if running else "interrupted"
     return [
         replace(cell, state=state)
@@ -191,8 +199,11 @@ def _between_two_legs(
 def _with_outcomes(
     cells: Sequence[CellSummary], summary_file: Path, now: float
 ) -> list[CellSummary]:
-    """Of an adaptive sweep that has ended: what its summary says of runs that have no fixed C to
-    end at. A run that went on after the summary was written is interrupted."""
+    """The cells of an adaptive sweep that has ended, done or failed as its summary says.
+
+    Its runs have no fixed C to end at, so that until then they seem interrupted. A run that went on
+    after the summary was written stays interrupted. now: Unix seconds.
+    """
     if not summary_file.exists():
         return list(cells)
     seconds_since_summary = now - summary_file.stat().st_mtime
@@ -209,8 +220,11 @@ def _with_outcomes(
 
 
 def _sweep_budget(config: Config, last_target: int) -> int:
-    """The rollouts that a sweep may spend: of the adaptive strategy, unless it is set, half of the
-    grid."""
+    """The rollouts that a sweep may spend in all, over its cells.
+
+    Of the adaptive strategy, unless sweep.total_rollouts is set, half of the grid, as
+    AdaptivePolicy has it.
+    """
     sweep = config.sweep
     if sweep.strategy == "spend":
         return sweep.budget
@@ -230,6 +244,7 @@ def _sweep_rate(cells: Sequence[CellSummary]) -> float | None:
 def _seconds_left(
     cells: Sequence[CellSummary], rollouts_left: int, rate: float | None
 ) -> float | None:
+    """Seconds until the sweep ends at `rate` rollouts/s; None where that is not known."""
     if not rate:
         return None
     # Nobody trains what failed cells have left.
@@ -240,6 +255,7 @@ def _seconds_left(
 
 
 def _describe_lost_driver(writers: Writers) -> str:
+    """A sentence about a driver on a cluster that has ended without a word; else ""."""
     driver = writers.driver
     if driver is None or driver.ended or not driver.cells or writers.running:
         return ""
@@ -251,6 +267,7 @@ def _describe_lost_driver(writers: Writers) -> str:
 
 
 def _describe_unread_output(writers: Writers) -> str:
+    """A sentence about a driver that works and whose output nobody reads any more; else ""."""
     driver = writers.driver
     if driver is None or driver.ended or not writers.running or driver.output_lost is None:
         return ""
@@ -262,8 +279,10 @@ def _describe_unread_output(writers: Writers) -> str:
 
 
 def resume_command(folder: Path, config: Config) -> str:
-    """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for
-    the old name."""
+    """The command that goes on with the sweep; "" where its folder was renamed.
+
+    Then `launch` would look for the name that the config has. config: the one in the folder.
+    """
     configured_folder = Path(config.run.dir, config.name)
     is_there = is_url(config.run.dir) or configured_folder.resolve() == folder.resolve()
     if not is_there and folder.resolve().name != config.name:
@@ -277,7 +296,11 @@ def resume_command(folder: Path, config: Config) -> str:
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
-    """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
+    """The cells that are planned, that a driver names, or that have a ledger.
+
+    driver_cell_names: such as "16x8-s0". Names of another form are those of schedules or of `isojax
+    spend`, whose cells only the plan knows.
+    """
     ledgers = paths_below(folder / "cells", RECORDS_FILE)
     names = {path.parent.name for path in ledgers} | set(driver_cell_names)
     cells = set()
@@ -294,8 +317,7 @@ def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str])
 
 
 def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
-    """The rollouts of a cell of a grid at its end: as counted where it is there, until then as
-    planned."""
+    """C of a grid's cell at its end: as counted where it is reached, until then as planned."""
     points, _ = recorded_points(folder / "cells" / cell.name)
     if points and points[-1].target >= last_target:
         return points[-1].rollouts
@@ -303,6 +325,10 @@ def _grid_goal(folder: Path, cell: Cell, last_target: int) -> int:
 
 
 def _cell_summary(folder: Path, cell: Cell, goal: int | None, writers: Writers) -> CellSummary:
+    """How a cell stands by its ledger and by a driver's status.
+
+    goal: C at its end; None where that is not fixed.
+    """
     cell_folder = folder / "cells" / cell.name
     ledger = cell_folder / RECORDS_FILE
     has_ledger = ledger.exists()
@@ -361,11 +387,13 @@ def _cell_rate(folder: Path, points: Sequence[EvalPoint]) -> float | None:
     if len(points) < 2:
         return None
     before, last = points[-2:]
+    # Without an entry for the last evaluation, 0 seconds: no rate.
     seconds, _ = read_timing(folder).get(last.target, (0.0, 1))
     return (last.rollouts - before.rollouts) / seconds if seconds > 0 else None
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:
+    """The names of the flags in a health.json; () without one; InputError where it is damaged."""
     if not path.exists():
         return ()
     try:

@@ -47,7 +47,7 @@ class DeviceRates:
     update_flops: float
     bandwidth: float
     link_bandwidth: float = math.inf
-    efficiency: float = EFFICIENCY
+    efficiency: float = EFFICIENCY  # the share of these rates that is reached
     origin: str = "probed"
 
     def __str__(self) -> str:
@@ -65,8 +65,11 @@ PUBLISHED_EFFICIENCY = 0.35
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
-    """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both
-    directions together."""
+    """The rates of a chip as its maker publishes them.
+
+    tflops: of bfloat16 products, in TFLOP/s. memory, links: in GB/s; links: along one axis of a
+    mesh, both directions together.
+    """
     return DeviceRates(
         decode_flops=1e12 * tflops,
         update_flops=1e12 * tflops,
@@ -96,7 +99,7 @@ TYPICAL_RATES = {
 
 
 def find_chip(kind: str) -> tuple[float, DeviceRates]:
-    """Its GiB and rates; InputError where the kind is not known here."""
+    """The GiB and rates of a chip, whose kind is a key of CHIPS; InputError where it is none."""
     if kind not in CHIPS:
         raise InputError(
             found=f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}",
@@ -106,6 +109,8 @@ def find_chip(kind: str) -> tuple[float, DeviceRates]:
 
 @dataclass(frozen=True)
 class Forecast:
+    """How long a sweep is expected to take."""
+
     rollouts_per_second: Mapping[Pair, float]  # of training
     cell_seconds: Mapping[str, float]  # by the cell's kind, evaluations included
     sweep_seconds: float
@@ -115,14 +120,20 @@ class Forecast:
 def _tensor_sum_seconds(
     s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates
 ) -> float:
-    """Seconds in which the devices that share weights add up what each has of a layer's outputs."""
+    """Seconds in which the devices that share weights add up what each has of layers' outputs.
+
+    tokens: whose outputs [tokens D] are summed, in every layer so many times (`sums_per_layer`).
+    """
     # A ring of k devices sends all but 1/k of an array, twice: to add up, and to hand out.
     bytes_of_a_sum = 2 * (1 - 1 / s.mesh.weight_parts) * s.compute_bytes * tokens * s.D
     return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
-    """Seconds of sampling B rollouts of B_p prompts, over all shards."""
+    """Seconds of sampling B rollouts of B_p prompts, which all shards share, at full length T.
+
+    A lower bound: products, memory and links one after the other, each at its rate.
+    """
     P = s.shapes.prompt_length
     T = s.shapes.response_length
     shard_rollouts = B / s.shapes.shards
@@ -136,8 +147,9 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     prompt_flops = s.prompt_positions * (2 * weights + 4 * s.attended_values(P / 2))
     flops = shard_rollouts * response_flops + shard_prompts * prompt_flops
 
-    # All slots take a step together, a token each; for the first of a response without layers. A
-    # step reads the slots' share of the cache, not that of the table of prompts.
+    # All slots take a step together, a token each. The first token of a response needs logits only,
+    # no layers: T - 1 steps read layers and cache, T the table of logits. A step reads the slots'
+    # share of the cache, not that of the table of prompts.
     slots = s.shapes.slots
     slot_fills = shard_rollouts / slots
     slot_cache_bytes = s.cache_bytes() * slots / (slots + s.shapes.prefix_entries)
@@ -151,7 +163,10 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
 
 
 def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
-    """Seconds of an update on B rollouts of B_p prompts."""
+    """Seconds of an update on B rollouts of B_p prompts, which all shards share, at full length T.
+
+    A lower bound, as that of `sampling_seconds`.
+    """
     P = s.shapes.prompt_length
     T = s.shapes.response_length
     shard_rollouts = B / s.shapes.shards
@@ -192,7 +207,10 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
 
 
 def cell_cost(cell: Cell, budget: int) -> float:
-    """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
+    """A cell's expected time up to C = `budget`, in units of the time of one rollout.
+
+    It decides which cells come first; it is no forecast.
+    """
     updates_by_span = cell.updates_by_span(cell.updates_to_reach(budget))
     return sum(
         updates * (UPDATE_COST + PROMPT_COST * span.B_p + span.B)
@@ -203,7 +221,7 @@ def cell_cost(cell: Cell, budget: int) -> float:
 def rates_from_probe(
     s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates
 ) -> dict[Pair, float]:
-    """Rollouts/s of training of each pair, without evaluations."""
+    """Rollouts/s of training at each (B_p, n), without evaluations."""
     pair_rates = {}
     for B_p, n in pairs:
         B = B_p * n
@@ -213,8 +231,11 @@ def rates_from_probe(
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    """Seconds of so many evaluations: validation, every further problem set, and the panel of
-    training problems. They sample, and train nothing."""
+    """Seconds of so many evaluations, which sample and train nothing.
+
+    Each takes cell.eval.samples rollouts of each problem of validation, of every further problem
+    set, taken to be as large, and of the panel of training problems.
+    """
     data, evaluation = s.cell.data, s.cell.eval
     problem_sets = 1 + len(evaluation.extra)
     problems = num_evaluations * (data.validation * problem_sets + evaluation.panel)
@@ -225,7 +246,10 @@ def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates)
 def forecast_from_rates(
     s: DeviceSizes, cells: Sequence[Cell], budget: int, concurrent_cells: int, rates: DeviceRates
 ) -> Forecast:
-    """The times of cells that run up to C = `budget`, by the rates of their devices."""
+    """The times of cells that run up to C = `budget`, by the rates of their devices.
+
+    s: the sizes of the sweep. concurrent_cells: how many train at the same time.
+    """
     targets = s.cell.eval.evaluation_targets(budget)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     return make_forecast(
@@ -248,7 +272,8 @@ def make_forecast(
 ) -> Forecast:
     """The times of cells that run up to C = `final_target` in whole updates.
 
-    rates: rollouts/s of training at each (B_p, n). evaluation_seconds: of all evaluations of a run.
+    rates: rollouts/s of training at each (B_p, n) that the cells have. evaluation_seconds: of all
+    evaluations of a run. source: what the forecast comes from, a text for its reader.
     """
     cell_seconds = {}
     for cell in cells:

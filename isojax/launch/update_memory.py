@@ -57,7 +57,8 @@ class UpdateArrays:
 
 
 def update_arrays(s: DeviceSizes) -> UpdateArrays:
-    num_policies = 1 + s.has_reference
+    """The bytes of the arrays of an update with these sizes."""
+    num_policies = 1 + s.has_reference  # the policy, and the KL's reference if there is one
 
     # Each layer is gathered where it is used and given up after it. The matrix that makes logits
     # stays for a microbatch, and the reference has its own; of the embedding, devices gather only
@@ -100,7 +101,10 @@ def update_arrays(s: DeviceSizes) -> UpdateArrays:
 
 
 def update_bytes(s: DeviceSizes) -> int:
-    """Bytes at the update's peak, in addition to what is always there: the most of five moments."""
+    """Bytes at the update's peak, in addition to what is always there: the most of five moments.
+
+    Each moment below is a sum of what XLA was seen to hold then, so terms are no free choice.
+    """
     arrays = update_arrays(s)
     microbatch = arrays.throughout + arrays.prefix_kv + arrays.response_activations
 
@@ -147,7 +151,11 @@ def logits_bytes(s: DeviceSizes) -> int:
 
 
 def _logits_bytes_at_width(s: DeviceSizes, width: int) -> int:
-    """Of responses of `width` tokens: all logits at once, or by blocks (rl/logprobs.py)."""
+    """Bytes of the logits of m responses of `width` tokens, one of `shapes.bucket_widths`.
+
+    All logits are there at once, or a block of the vocabulary at a time, by the same rule as in
+    rl/logprobs.py: change both together.
+    """
     logits = s.shapes.microbatch * width * s.V
     if s.has_nucleus or logits <= shapes.MAX_DENSE_LOGITS:
         return _dense_logits_bytes(s, logits)
@@ -155,8 +163,11 @@ def _logits_bytes_at_width(s: DeviceSizes, width: int) -> int:
 
 
 def _dense_logits_bytes(s: DeviceSizes, logits: int) -> int:
-    """Of arrays [m T V] in float32: logits, log-probabilities, probabilities and their gradient;
-    the reference's log-probabilities; where top_p < 1, ranks of the tokens."""
+    """Bytes of all arrays f32[m width V]; logits: m width V, the numbers of one of them.
+
+    Logits, log-probabilities, probabilities and their gradient; the reference's log-probabilities;
+    where top_p < 1, ranks of the tokens.
+    """
     copies = 4 + s.has_reference
     if s.has_nucleus:
         # With an entropy bonus XLA holds one less.
@@ -165,7 +176,10 @@ def _dense_logits_bytes(s: DeviceSizes, logits: int) -> int:
 
 
 def _blockwise_logits_bytes(s: DeviceSizes, width: int) -> int:
-    """Of blocks of the vocabulary, and the gradient of the whole unembedding."""
+    """Bytes where logits are made by blocks of the vocabulary: f32[states block] and more.
+
+    The gradient of the whole unembedding is part of them. width: tokens of a response.
+    """
     m = s.shapes.microbatch
     num_policies = 1 + s.has_reference
 

@@ -85,11 +85,19 @@ class Peer:
 
 
 class Watchdog:
-    """Watches one process, its parent, and listens to the watchdogs of the others."""
+    """Watches one process, its parent, and listens to the watchdogs of the others.
+
+    All lines go through that of process 0, to which the others are connected. The parent writes BYE
+    or FAILED to this process's standard input as it ends.
+    """
 
     def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
-        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs
-        connect; None where this one connects, to `address` and `port`."""
+        """name: of the parent, such as "process 1 of 4 (on HOST, pid 123)".
+
+        listener: in process 0, the file descriptor of the socket to which all `num_peers` other
+        watchdogs connect; None where this one connects, to `address` and `port`. The token is read
+        from the environment.
+        """
         self.name = name  # of the parent, as the others hear of it
         self.address = address
         self.port = port
@@ -107,8 +115,10 @@ class Watchdog:
         self.is_leaving = False  # whether the parent has ended, and the others have been notified
 
     async def run(self) -> None:
-        """Watch until the parent has ended, or has to end. OSError where process 0 does not
-        answer."""
+        """Watch until the parent has ended; where it has to end, end it and exit.
+
+        OSError where the watchdog of process 0 does not answer.
+        """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
         parent_message = asyncio.Event()  # it says how the parent ends, or breaks off
@@ -126,6 +136,7 @@ class Watchdog:
         await self._announce_end(message.decode() or LOST)
 
     def _has_parent(self) -> bool:
+        """Whether the parent lives: a process without its parent gets another one."""
         return os.getppid() == self.parent_pid
 
     async def _meet_peers(self) -> None:
@@ -141,7 +152,11 @@ class Watchdog:
         self.following = asyncio.create_task(self._follow(reader, Peer("", writer)))
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Make a peer of a connection whose first line has the token, and drop any other."""
+        """Make a peer of a connection whose first line has the token, and drop any other.
+
+        Called by the server for each connection to process 0's watchdog; the first line has to be
+        "hello TOKEN NAME".
+        """
         self.strangers.append(writer)
         for oldest in self.strangers[:-MAX_STRANGERS]:
             oldest.close()
@@ -168,8 +183,11 @@ class Watchdog:
         await self._follow(reader, peer)
 
     async def _follow(self, reader: asyncio.StreamReader, peer: Peer) -> None:
-        """Read what another watchdog sends, until its process has ended: in each line, what has
-        happened to whom."""
+        """Read what another watchdog sends, until its process has ended.
+
+        Each line is "KIND NAME": what has happened to whom. A connection that ends without BYE or
+        FAILED before it means that the peer's process is lost.
+        """
         self.peers.append(peer)
         with suppress(OSError, ValueError):
             while (line := await reader.readline()).endswith(b"\n"):
@@ -183,8 +201,11 @@ class Watchdog:
             self._end_parent(LOST, peer.name)
 
     def _hear(self, peer: Peer, kind: str, about: str) -> None:
-        """A line of another watchdog. That of process 0, to which all are connected, tells the
-        others of a failure; of a loss it does so in `_end_parent`."""
+        """Take note of a line of another watchdog, "KIND ABOUT"; a BEAT needs nothing.
+
+        The watchdog of process 0, to which all are connected, passes a failure on to the others
+        here, and a loss in `_end_parent`.
+        """
         if kind == NAME:
             peer.name = about
         elif kind == BYE:
@@ -221,8 +242,11 @@ class Watchdog:
                 peer.send(kind, about)
 
     async def _announce_end(self, end_kind: str) -> None:
-        """Send the others how the parent has ended. Where JAX may have ended it because process 0
-        is gone, wait for that news, which `_follow` prints."""
+        """Send the others how the parent has ended: BYE, FAILED or LOST.
+
+        Where JAX may have ended it because process 0 is gone, wait for that news, which `_follow`
+        passes to the user.
+        """
         self.is_leaving = True
         self._send_all(end_kind, self.name)
         if end_kind != LOST or self.listener is not None:
@@ -232,7 +256,10 @@ class Watchdog:
             await asyncio.sleep(0.05)
 
     def _end_parent(self, kind: str, name: str) -> None:
-        """Let this process end, as that of `name` is lost; the others hear of it first."""
+        """End the parent and exit, as the process `name` is lost; the others hear of it first.
+
+        kind: LOST or SILENT. The parent has GRACE_SECONDS to end by itself; then it is killed.
+        """
         # Where the parent of process 0 ended first, the others follow from that, not from `name`.
         parent_ended_first = not self._has_parent() and self.listener is not None
         if parent_ended_first:
@@ -259,8 +286,10 @@ class Watchdog:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z). Linux only; elsewhere JAX's
-    heartbeat ends it."""
+    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z).
+
+    Always False where there is no /proc, as outside Linux; there JAX's heartbeat ends it.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -269,8 +298,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """The watchdog's process. It ends with its parent, and ignores the signals that are meant for
-    the parent."""
+    """Run the watchdog's process, which ends with its parent.
+
+    arguments: those of Watchdog, by name. Signals that are meant for the parent are ignored.
+    """
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     guard_output(is_run=True)

@@ -22,8 +22,10 @@ from isojax.launch.watchdog import (
 
 
 class WatchdogClient(AbstractContextManager["WatchdogClient"]):
-    """Starts this process's watchdog, and tells it at the end of the context how the process
-    ends."""
+    """Starts this process's watchdog, and reports to it at the end of the context.
+
+    It reports BYE, or FAILED where an exception ends the context.
+    """
 
     def __init__(
         self,
@@ -35,9 +37,12 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """`address`, `port`: of process 0's watchdog. `token`: a secret of the run's processes.
-        `listener`: process 0's socket. A thread calls `on_peer_lost` where this process has to end;
-        why has been said by then."""
+        """Start the watchdog, a process, and a thread that reads what it says.
+
+        address, port: of process 0's watchdog. token: a secret that the run's processes share.
+        listener: in process 0, the socket at that port; None in the others. on_peer_lost: called in
+        the thread where this process has to end; the reason has been printed by then.
+        """
         host_and_pid = f"on {socket.gethostname()}, pid {os.getpid()}"
         self._name = f"process {process_id} of {num_processes} ({host_and_pid})"
         self._on_peer_lost = on_peer_lost
@@ -62,8 +67,11 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         threading.Thread(target=self._follow_watchdog, daemon=True, name="watchdog").start()
 
     def _follow_watchdog(self) -> None:
-        """Wait for what the watchdog says, or for its end: nobody else would notice it in this
-        process, while the watchdogs of the others take it for this process's own."""
+        """Wait until the watchdog says that this process has to end, or ends itself.
+
+        Nobody else in this process would notice the watchdog's end, while the watchdogs of the
+        others take it for the end of this process.
+        """
         assert self._watchdog.stdout is not None
         if self._watchdog.stdout.readline().strip() == LOST.encode():
             self._on_peer_lost()
@@ -80,8 +88,10 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         self._on_peer_lost()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Report to the watchdog that this process has done its part of the run, or ends by an
-        error, of whatever kind: the others must learn of it."""
+        """Report that this process has done its part of the run, or ends by an error of any kind.
+
+        Then wait for the watchdog, which passes it on to the others.
+        """
         assert self._watchdog.stdin is not None
         self._is_leaving = True
         with suppress(OSError):

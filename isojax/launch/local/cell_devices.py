@@ -26,6 +26,8 @@ from isojax.tasks.task import Task, is_on_device
 
 
 class CellMeshes(NamedTuple):
+    """The meshes of the programs that train a cell."""
+
     training: Mesh
     sampler: Mesh | None  # where the sampler has devices of its own
 
@@ -36,7 +38,7 @@ class CellDevices:
 
     mesh_shape: MeshShape  # of training
     sampler_shape: MeshShape | None  # of the sampler, where it has a mesh of its own
-    devices: list[Any]  # of the run, those of training first
+    devices: list[Any]  # jax's, of the run; in several processes, those of training first
     concurrent_cells: int = 1
 
     @property
@@ -58,8 +60,11 @@ class CellDevices:
         return f"{self.concurrent_cells} run{plural} at once, {devices} per run"
 
     def meshes(self) -> list[CellMeshes]:
-        """For each set of compiled programs, the mesh of training and that of a sampler with
-        devices of its own."""
+        """The meshes of each set of compiled programs, over devices that no other set has.
+
+        There is a set for each cell that runs at a time, or a single one if cells share programs.
+        Of a set's `devices_per_cell` devices, training takes the first.
+        """
         num_sets = 1 if self.shares_programs else self.concurrent_cells
         meshes = []
         for i in range(num_sets):
@@ -72,14 +77,18 @@ class CellDevices:
 
 
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
-    """InputError where the meshes do not fit the devices, or several processes cannot be one
-    run."""
+    """The devices of a run, and how many cells run at a time on them.
+
+    num_cells: of the sweep; no more run at a time. InputError where the meshes do not fit the
+    devices, or several processes cannot be one run.
+    """
     run = config.run
     devices = jax.devices()
     processes = jax.process_count()
     is_multiprocess = processes > 1
 
     trainers = processes - sampler_processes(config, processes)
+    # Processes have as many devices each (`check_even_devices`).
     trainers_devices = len(devices) * trainers // processes
     is_auto = run.mesh == "auto" and is_multiprocess
     mesh_shape = parse_mesh("data=-1" if is_auto else run.mesh, trainers_devices)
@@ -116,14 +125,18 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
 
 
 def _training_first(devices: list[Any], trainers: int, training_per_process: int) -> list[Any]:
-    """The devices in an order in which those of training come first: of each process that trains,
-    as many."""
+    """The devices, with those of training first and otherwise in their order.
+
+    trainers: how many processes train; they are the first ones. training_per_process: how many
+    devices of each of them train; the rest sample.
+    """
     rank_in_process = {
         device: rank
         for process in range(jax.process_count())
         for rank, device in enumerate(jax.local_devices(process))
     }
 
+    # Captures the arguments, and rank_in_process: {device: its number among its process's own}.
     def is_for_sampling(device: Any) -> bool:
         is_sampler = device.process_index >= trainers
         return is_sampler or rank_in_process[device] >= training_per_process
@@ -134,8 +147,11 @@ def _training_first(devices: list[Any], trainers: int, training_per_process: int
 def make_device_budget(
     config: Config, pairs: list[tuple[int, int]], cell_devices: CellDevices, task: Task
 ) -> DeviceBudget:
-    """What the sweep has to fit on this machine, whose memory the used devices of all its processes
-    share."""
+    """What the sweep has to fit on this machine's devices.
+
+    pairs: every (B_p, n) of the sweep. Memory is run.device_memory in GiB if it is set, else what a
+    device has, the least over all processes. Every process must call this, as they exchange values.
+    """
     cell = config.cell
     hostnames = multiprocess.allgather(socket.gethostname(), str)
     if config.run.device_memory:
@@ -163,7 +179,10 @@ def make_device_budget(
 def forecast_sweep(
     config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices
 ) -> time_estimate.Forecast:
-    """How long the sweep will take, by a short probe of the devices."""
+    """How long the sweep will take, by a short probe of this process's used devices.
+
+    config: with all sizes chosen.
+    """
     s = budget.sizes(config.sweep)
     concurrent_cells = cell_devices.concurrent_cells
     num_used = cell_devices.devices_per_cell * concurrent_cells

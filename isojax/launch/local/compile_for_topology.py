@@ -57,8 +57,10 @@ UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class AbstractTask:
-    """Stands for a text task where only the shapes of its programs matter; one token ends a
-    response."""
+    """Stands for a text task where only the shapes of its programs matter.
+
+    One token, whose number does not matter, ends a response.
+    """
 
     vocab: int
     stops: StopConditions = field(default_factory=lambda: StopConditions((0,), None))
@@ -66,9 +68,11 @@ class AbstractTask:
 
 
 def topology_devices(topology: str) -> list[Any]:
-    """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu
-    stays loaded in this process. InputError where it is not installed, or knows no such
-    topology."""
+    """The chips of a TPU topology such as "v5e:4x4", as jax devices to compile for.
+
+    None of them need be here. libtpu stays loaded in this process. InputError where it is not
+    installed, or knows no such topology.
+    """
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             where="--topology",
@@ -92,9 +96,12 @@ def topology_devices(topology: str) -> list[Any]:
 
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
-    """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled
-    for these ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory,
-    and says the figure."""
+    """Bytes of one device that a jitted function takes at its peak, by XLA's schedule.
+
+    arguments: ShapeDtypeStructs with shardings, for which it is compiled. A TPU's compiler refuses
+    a program that exceeds the chip's memory, and its message has the figure. JaxRuntimeError where
+    the compiler fails otherwise.
+    """
     try:
         return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
@@ -109,13 +116,13 @@ def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
 def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Any
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by
-    name.
+    """By name, the jitted functions of a sweep that take the most memory, with their arguments.
 
-    That is `train` where the device verifies; else `weights` of the sampler, `decode`, its chunk,
-    and `learn`. pairs: every (B_p, n). task: a Task or an AbstractTask.
+    The names are "train" where the device verifies; else "weights", which makes the sampler's
+    weights, "decode", a chunk of its steps, and "learn". Arguments are ShapeDtypeStructs. sweep:
+    with all sizes chosen. pairs: every (B_p, n). task: a Task or an AbstractTask.
     """
-    # An asynchronous run has the same ones, in two threads.
+    # An asynchronous run has the same functions, in two threads.
     synchronous_cell = cell.with_settings(rl={"max_staleness": None})
     programs = SweepPrograms(synchronous_cell, sweep, pairs, mesh, task)
     rollouts: Any = programs.rollout_programs
@@ -126,12 +133,14 @@ def build_abstract_programs(
 
 
 class Topology(NamedTuple):
+    """A TPU slice that one can ask for."""
+
     name: str  # such as v5e:4x4
     chips: int
 
 
 class TopologyPlan(NamedTuple):
-    """Of what a sweep for chips that are not here is planned."""
+    """What a sweep for chips that are not here is planned with."""
 
     config: Config  # with the model and precision of runs there
     devices: list[Any]  # the topology's chips
@@ -139,7 +148,10 @@ class TopologyPlan(NamedTuple):
 
 
 def larger_topologies(topology: str, chips: int) -> list[Topology]:
-    """This topology and larger ones: the last of its shortest sides is doubled each time."""
+    """This topology, such as "v5e:4x4" with 16 chips, and larger ones up to MAX_MESH_GROWTH times.
+
+    Each has twice the chips of the one before: the last of its shortest sides is doubled.
+    """
     kind, _, sides = topology.partition(":")
     shape = [int(side) for side in sides.split("x")]
     topologies = []
@@ -152,7 +164,11 @@ def larger_topologies(topology: str, chips: int) -> list[Topology]:
 
 
 def topology_budget(config: Config, topology: str) -> TopologyPlan:
-    """What a sweep may take of the chips of a topology; InputError where it cannot run there."""
+    """What a sweep may take of the chips of a topology such as "v5e:4x4".
+
+    From here on jax in this process uses the CPU alone. InputError where the sweep cannot run
+    there.
+    """
     if config.run.sampler_mesh:
         raise InputError(
             found="--topology plans one mesh, and run.sampler_mesh is set",
@@ -195,8 +211,10 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable,
-    or nothing fits."""
+    """Choose sizes for a topology such as "v5e:4x4", compile the programs and print the plan.
+
+    InputError where sweep, mesh or topology are unusable, or nothing fits.
+    """
     cells = plan_cells(config.sweep)
     check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
@@ -234,8 +252,12 @@ def compile_for_topology(config: Config, topology: str) -> None:
 def confirm_sizes(
     config: Config, budget: DeviceBudget, topologies: Sequence[Topology]
 ) -> SweepConfig:
-    """The sweep with sizes that the compiler confirms for the first topology; InputError names what
-    would fit, on that one or on a larger one."""
+    """The sweep with sizes that the compiler confirms for the first of these topologies.
+
+    config: of `topology_budget`, whose sizes may be set or None. topologies: the first is compiled
+    for; larger ones are only suggested. InputError where nothing fits; it names what would, on the
+    first or on a larger one.
+    """
     requested = config.sweep
     topology = topologies[0].name
     device_counts = [(f"--topology {larger.name}", larger.chips) for larger in topologies]
@@ -272,6 +294,7 @@ def confirm_sizes(
                 fix=suggestion,
             ) from e
 
+        # Bytes of a device while each program runs, with what the run holds meanwhile.
         needed = {name: peak + memory.resident_bytes(name) for name, peak in peaks.items()}
         console.print(usage_table(needed, memory, budget.device_memory))
         over = {name: size for name, size in needed.items() if size > budget.device_memory}
@@ -280,7 +303,8 @@ def confirm_sizes(
 
         for name in peaks.keys() - over.keys():
             confirmed_bytes[name] = memory.program_bytes[name]
-        # What the estimate of a program may be, so that what it really takes fits.
+        # The most that the estimate of a program may be, so that what it really takes fits, if
+        # that exceeds the estimate by the same factor for other sizes.
         limits = dict(budget.program_limits)
         for name, size in over.items():
             limits[name] = memory.program_bytes[name] / (size / budget.device_memory)
@@ -299,8 +323,11 @@ def confirm_sizes(
 
 
 def run_in_child_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls it in a process of its own, where a crash of the compiler ends that one alone;
-    RunFailed where it does."""
+    """The result of a call in another process, where a crash of the compiler ends that one alone.
+
+    function, arguments and the result are pickled. RunFailed where the process ends so; what the
+    function raises is raised here.
+    """
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
@@ -313,7 +340,10 @@ def run_in_child_process(function: Callable[..., T], *arguments: Any) -> T:
 def programs_on_topology(
     config: Config, sweep: SweepConfig, topology: str
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """`build_abstract_programs` of a config from `topology_budget`, with these sizes."""
+    """The programs of `build_abstract_programs`, for the chips of a topology such as "v5e:4x4".
+
+    config: of `topology_budget`. sweep: with all sizes chosen.
+    """
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
@@ -329,9 +359,12 @@ def programs_on_topology(
 def compile_programs(
     config: Config, sweep: SweepConfig, topology: str, programs: list[str]
 ) -> dict[str, int]:
-    """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
+    """Bytes of a device that these programs take at their peaks, by name and by their compiler.
+
+    programs: names such as "decode", of `build_abstract_programs`. RunFailed where it fails.
+    """
     try:
-        # This compiles the one that makes the sampler's weights.
+        # Building compiles already the program that makes the sampler's weights.
         built = programs_on_topology(config, sweep, topology)
         return {program: program_peak(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
@@ -339,14 +372,17 @@ def compile_programs(
 
 
 def first_line(error: Exception) -> str:
-    """Of a compiler's message, without its full stop."""
+    """The first line of a compiler's message, without its full stop."""
     line, _, _ = str(error).partition("\n")
     return line.strip().rstrip(".")
 
 
 def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
-    """What each program takes, by the compiler and as planned, and whether that fits. `needed`:
-    bytes of a device while a program runs, what a run holds beside it included."""
+    """A table of what each program takes, by the compiler and as planned, and whether that fits.
+
+    needed: by program, bytes of a device while it runs, with what the run holds meanwhile. memory:
+    the planner's estimate. device_memory: bytes.
+    """
     rows = []
     for program, size in needed.items():
         resident = memory.resident_bytes(program)
@@ -378,8 +414,10 @@ def _format_gib(num_bytes: float) -> str:
 
 
 def _planning_task(config: Config) -> Any:
-    """The task, where its verifier runs on devices; for one in text, a vocabulary and an end of
-    responses."""
+    """The task itself, where a device verifies it; for one in text, an AbstractTask.
+
+    InputError where nothing says the vocabulary of a text task.
+    """
     if build_device_task(config.cell.task) is not None:
         return build_task(config.cell)
 

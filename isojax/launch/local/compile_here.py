@@ -15,8 +15,10 @@ from isojax.train.programs import SweepPrograms
 
 
 def compile_here(setup: SweepSetup) -> None:
-    """Compiles the programs that take the most memory, and prints what they take; InputError where
-    that is more than a device has."""
+    """Compile the programs that take the most memory, and print what they take.
+
+    InputError where that is more than a device has; RunFailed where the compiler fails.
+    """
     config = setup.config
     budget = setup.device_budget
     if config.run.sampler_mesh is not None:
@@ -27,7 +29,7 @@ def compile_here(setup: SweepSetup) -> None:
 
     programs = setup.programs[0]
     if config.cell.rl.max_staleness is not None:
-        # An asynchronous run has the same ones, in two threads.
+        # An asynchronous run has the same programs, in two threads.
         cell = config.cell.with_settings(rl={"max_staleness": None})
         programs = SweepPrograms(cell, config.sweep, budget.pairs, programs.mesh, setup.task)
     rollouts: Any = programs.rollout_programs
@@ -46,6 +48,7 @@ def compile_here(setup: SweepSetup) -> None:
     console.print(usage_table(needed, memory, budget.device_memory))
     if max(needed.values()) > budget.device_memory:
         # More of a CPU's devices, which share its memory, are no help.
+        # Up to eight times as many devices are suggested.
         doublings = range(1, 4) if budget.backend != "cpu" else ()
         counts = [budget.mesh.devices << k for k in doublings]
         larger_meshes = [(f"{count} such devices", count) for count in counts]
@@ -57,8 +60,11 @@ def compile_here(setup: SweepSetup) -> None:
 
 
 def program_bytes(function: Any, arguments: tuple[Any, ...], platform: str) -> int:
-    """Of one device. A CPU's compiler says no peak of all: arguments, outputs that are not updated
-    in place, and temporaries, which lie there side by side."""
+    """Bytes of one device that a jitted function takes for arguments of these shapes.
+
+    platform: "cpu", "gpu" or "tpu". A CPU's compiler says no peak of all: there it is the sum of
+    arguments, outputs that are not written in place of arguments, and temporaries.
+    """
     if platform != "cpu":
         return program_peak(function, arguments)
     used = function.lower(*arguments).compile().memory_analysis()

@@ -19,7 +19,7 @@ EXTREMELY_HARD = "extremely_hard"
 
 
 def labels_csv(labelled: Sequence[Problem]) -> str:
-    """One row per problem, with the 90% interval of its rate."""
+    """The text of labels.csv: a header, and a row per problem with the 90% interval of its rate."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["id", "solved", "attempts", "avg", "low", "high", "part", "prompt"])
@@ -32,8 +32,11 @@ def labels_csv(labelled: Sequence[Problem]) -> str:
 
 
 def wilson_interval(rate: float, attempts: int) -> tuple[float, float]:
-    """Wilson's 90% interval of a mean of right and wrong answers. Of graded rewards it is too wide,
-    as they vary less than right and wrong answers of the same mean."""
+    """Wilson's 90% interval (low, high) of a mean of right and wrong answers.
+
+    rate: the mean, from 0 to 1, of so many attempts (at least 1). For graded rewards it is too
+    wide, as they vary less than right and wrong answers of the same mean.
+    """
     k = attempts
     z = float(norm.ppf(0.95))
     scale = 1 + z**2 / k
@@ -43,7 +46,10 @@ def wilson_interval(rate: float, attempts: int) -> tuple[float, float]:
 
 
 def difficulty_part(problem: Problem) -> str | None:
-    """The part of a labelled problem; a share on the border of two belongs to the harder one."""
+    """The part of a labelled problem: a key of DIFFICULTY_RANGES, or None where it is in none.
+
+    A share on the border of two belongs to the harder one.
+    """
     part = None
     for name, (low, high) in DIFFICULTY_RANGES.items():
         if low <= problem.difficulty <= high:
@@ -57,11 +63,13 @@ def split_into_parts(
     held_out: int,
     seed: int,
 ) -> dict[str, list[Problem]]:
-    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part
-    that has problems.
+    """The splits of a difficulty data set, in the order in which they are written.
 
-    At most `held_out` problems of a part, and at most half, are held out; no part trains on what
-    another holds out.
+    "all" has all labelled problems; PART_train and PART_validation those of each part that has
+    some, such as "easy_train". unsolved_problems: of the part extremely_hard, a subset of the
+    labelled ones by their ids. At most `held_out` problems of a part, and at most half, are held
+    out for validation; no part trains on what another holds out. seed: cell.data.seed, which
+    decides which ones.
     """
     problems_by_part = {
         name: [p for p in labelled_problems if difficulty_part(p) == name]
@@ -70,6 +78,7 @@ def split_into_parts(
     problems_by_part[EXTREMELY_HARD] = list(unsolved_problems)
 
     # A problem has one rank, in whichever parts it is.
+    # 5: the stream of random numbers for this purpose, apart from others of the same seed.
     order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
     rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}
     splits: dict[str, list[Problem]] = {"all": list(labelled_problems)}

@@ -70,26 +70,31 @@ def label_difficulty(
     on_progress: ProgressCallback,
     server: ServerOptions | None = None,
 ) -> dict[str, list[Problem]]:
-    """Label at most `cell.data.candidates` problems, and write all that the module says; returns
-    the splits.
+    """Label at most `cell.data.candidates` problems by avg@k, and write the files named above.
 
-    held_out: problems of each part that are for validation. extremely_hard: whether problems that
-    are not solved are sampled 128 times. server: who samples, instead of isojax.
+    folder: where they are written; labels that it has already are not sampled again. held_out: how
+    many problems of each part are for validation at most. extremely_hard: whether problems that are
+    not solved are sampled 128 times more. on_progress: called with a text and the fraction done.
+    server: who samples, instead of isojax.
 
-    InputError, before any work, where the problems, the model or the folder cannot be used;
-    RunFailed where the server does not answer: the next call goes on.
+    Returns the splits: the problems by "all", "easy_train", "easy_validation" and so on, for each
+    part that has some. InputError, before any work, where the problems, the model or the folder
+    cannot be used; RunFailed where the server does not answer: the next call goes on.
     """
     engine = None if server is None else name_engine(server)
     config = _prepare(config, folder, engine)
     cell = config.cell
     with open_task(config) as task, exclusive_lock(folder):
         print_warnings(task)
+        # A call that goes on tomorrow writes the same day into its prompts.
         store_date(cell, folder)
+        # A task on the device has no verifier: the program that samples computes its rewards.
         if not is_on_device(task):
             task.start_verifier().on_failure = lambda kind, what_happened: warn(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
             )
 
+        # A function (file name, problems, attempts) that samples and returns the problems labelled.
         labels = Labels(config, task, folder, engine)
         if server is None:
             label_subset = labels.by_model(on_progress)
@@ -110,7 +115,11 @@ def label_difficulty(
 def _draw_histogram(
     labelled: Sequence[Problem], unsolved: Sequence[Problem], extremely_hard: bool, folder: Path
 ) -> None:
-    """Each problem once: those that are unsolved in 128 attempts by these."""
+    """Draw the histogram, with each problem once.
+
+    unsolved: those that are unsolved in 128 attempts too, drawn by these attempts as extremely
+    hard instead of by their first ones. extremely_hard: whether there is such a part.
+    """
     ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
     unsolved_ids = {p.id for p in unsolved}
     labels = [DifficultyLabel(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
@@ -121,8 +130,10 @@ def _draw_histogram(
 
 
 def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | None = None) -> None:
-    """What `label_difficulty` would do, and what is doubtful of it; InputError where it would
-    refuse. Nothing is written or sampled."""
+    """Print what `label_difficulty` would do and what is doubtful of it; nothing is written.
+
+    Nothing is sampled either. InputError where `label_difficulty` would refuse.
+    """
     engine = None if server is None else name_engine(server)
     config = _prepare(config, folder, engine)
     cell = config.cell
@@ -143,15 +154,20 @@ def print_labelling_plan(config: Config, folder: Path, server: ServerOptions | N
 
 
 def name_engine(server: ServerOptions) -> dict[str, str]:
-    """What is recorded of the server that samples: its URL is not, which another day may be another
-    one."""
+    """What is recorded of the server that samples: {"server": "vllm", "model": NAME}.
+
+    Its URL is not, as another server may be there another day.
+    """
     served = detect(JsonClient(server))
     return {"server": served.project, "model": served.model}
 
 
 def _prepare(config: Config, folder: Path, engine: Mapping[str, str] | None) -> Config:
-    """The config with all that labels depend on; InputError where model or folder cannot be
-    used."""
+    """The config with all that labels depend on: shape, attempts, precision and prompts' day.
+
+    engine: what `name_engine` returns; None where isojax samples, for which the weights must be
+    here. InputError where the model or the folder cannot be used.
+    """
     start_jax(config)
     config = resolve_config(config, reads_weights=engine is None)
     attempts = config.cell.data.attempts or DataConfig().attempts
@@ -173,13 +189,17 @@ def _prepare(config: Config, folder: Path, engine: Mapping[str, str] | None) -> 
 def _labelled_already(
     splits_folder: Path, cell: CellConfig, engine: Mapping[str, str] | None
 ) -> InputError:
-    """Says of the data set that is there whether its labels are those that were asked for."""
+    """The error for a folder with splits: it says whether they are those that were asked for.
+
+    engine: what `name_engine` returns; None where isojax would sample.
+    """
     stored = read_label_settings(splits_folder)
     differences = []
     if stored:
         differences += label_differences(stored, cell)
         differences += engine_difference(stored, engine)
     for key, value in (("cell.task", cell.task), ("cell.data.attempts", cell.data.attempts)):
+        # Stored by the last part of the name alone; what is not stored counts as equal.
         stored_value = stored.get(key.rpartition(".")[2], value)
         if stored_value != value:
             differences.append(f"{key} = {stored_value} (now {value})")
@@ -202,7 +222,11 @@ def _labelled_already(
 
 
 def _read_problems(cell: CellConfig, task: Task, folder: Path) -> list[Problem]:
-    """The problems to label; InputError where they cannot be read or graded."""
+    """The problems to label: at most `cell.data.candidates`, without those whose prompts are long.
+
+    InputError where they cannot be read or graded. In a folder that has labels, references that
+    cannot be graded are a warning, so that a call can go on.
+    """
     candidates = task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))
     fitting = drop_long_prompts(cell, task, candidates, "problems")
     problems = fitting.problems
@@ -237,15 +261,19 @@ class Labels:
         )
 
     def by_model(self, on_progress: ProgressCallback) -> LabelSubset:
-        """isojax samples."""
+        """The function that labels problems by rollouts that isojax samples here.
+
+        It compiles on its first call. on_progress: called with a text and the fraction done.
+        """
         config = self.config
         cell = config.cell
         devices = jax.local_devices()
         mesh_shape = parse_mesh(config.run.mesh, len(devices))
         mesh = make_mesh(mesh_shape, devices)
 
-        # The programs are those of a sweep of one cell: so many problems, and rollouts of each, are
-        # decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise.
+        # The programs are those of a sweep of one cell, of this B_p and n: so many problems, and
+        # rollouts of each, are sampled at once, unless sweep.decode_slots and sweep.prefill_batch
+        # say otherwise.
         problems, rollouts = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
         sweep = config.sweep.model_copy(
             update={
@@ -258,6 +286,7 @@ class Labels:
         sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
         programs = SweepPrograms(cell, sweep, [(problems, rollouts)], mesh, self.task)
 
+        # Its folder and problems are not used to load parameters.
         model_only = BasePolicy(self.folder, cell.model, [], [], {})
         base_params = model_only.load_params(programs.decoder.base, programs.mesh)
         params = programs.initial_params(base_params)
@@ -265,7 +294,10 @@ class Labels:
         return self._label_subset(programs, params, checkpoint, on_progress)
 
     def by_server(self, server: ServerOptions, on_progress: ProgressCallback) -> LabelSubset:
-        """A server samples, and isojax grades."""
+        """The function that labels problems by a server's rollouts, which isojax grades.
+
+        on_progress: called with a text and the fraction done.
+        """
         cell = self.config.cell
         mesh = make_mesh(parse_mesh("data=1", 1), jax.local_devices()[:1])
         programs = ServerLabelling(cell, mesh, self.task, server)
@@ -279,10 +311,17 @@ class Labels:
         checkpoint: str,
         on_progress: ProgressCallback,
     ) -> LabelSubset:
+        """The function that labels problems with these programs.
+
+        params: the policy's parameters; {} where a server has them. checkpoint: the fingerprint of
+        the model's files, by which labels of another model are told apart.
+        """
         programs.labeller.on_counts = self.samples.add
         label_key = compute_label_key(self.config.cell, checkpoint, self.problems, self.engine)
 
         def label_subset(file_name: str, subset: list[Problem], attempts: int) -> list[Problem]:
+            # file_name: in the folder, of labels done, to which new ones are added. attempts: at
+            # least so many rollouts of each problem. Captured: label_key and all arguments above.
             path = self.folder / file_name
             return label_problems(path, label_key, subset, attempts, programs, params, on_progress)
 
@@ -292,7 +331,10 @@ class Labels:
 def _sample_unsolved(
     labelled: Sequence[Problem], labels: Labels, label_subset: LabelSubset
 ) -> list[Problem]:
-    """The problems that are not solved in 128 attempts either, labelled by these."""
+    """The problems that are not solved in 128 further attempts either, labelled by these.
+
+    labelled: all problems, with their first attempts. label_subset: as `Labels.by_model` returns.
+    """
     unsolved = [p for p in labelled if not p.solved]
     if not unsolved:
         return []

@@ -31,15 +31,19 @@ ANY_ADDRESS = "0.0.0.0"
 
 @contextmanager
 def join_processes(process_group: ProcessGroup) -> Iterator[None]:
-    """Connect this process with the others, until the context ends; InputError where they do not
-    come together."""
+    """Connect this process with the others of its run, until the context ends.
+
+    Nothing happens for a single process. At the end all wait for each other. InputError where they
+    do not come together within JOIN_TIMEOUT, or have different numbers of devices.
+    """
     if not process_group.is_multi_process:
         yield
         return
 
     # core/preemption.py handles SIGTERM; JAX's service would take it.
     jax.config.update("jax_enable_preemption_service", False)
-    # What is None, JAX asks the cluster's environment for.
+    # None where the cluster's environment says it all; then every argument below is None too, and
+    # JAX asks the environment.
     named_group = None if process_group.auto else process_group
     try:
         jax.distributed.initialize(
@@ -83,10 +87,15 @@ class WatchdogEndpoint(NamedTuple):
 
 
 def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
+    """Start this process's watchdog, that of process 0 first.
+
+    Every process must call this at the same place, as they exchange addresses.
+    """
     address = process_group.coordinator or coordinator_address()
     host = address.rpartition(":")[0].strip("[]")  # of process 0
 
-    # Each process says in which network it is, and as which address it sees that host.
+    # Each process says in which network it is ("" where that is not known), and as which address it
+    # sees that host. Both lists are in the order of the processes.
     networks = multiprocess.allgather(network_id(), str)
     addresses = multiprocess.allgather(_resolve(host), str)
 
@@ -115,9 +124,11 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
 
 
 def end_process() -> None:
-    """End this process, as another is lost. Process 0 is the last: where its coordination service
-    is gone, JAX aborts the others with lines of its own, before their watchdogs can say what has
-    happened."""
+    """End this process at once, as another is lost.
+
+    Process 0 is the last: where its coordination service is gone, JAX aborts the others with lines
+    that JAX prints, before their watchdogs can say what has happened.
+    """
     if multiprocess.is_primary():
         time.sleep(LAST_WORDS_SECONDS)
 
@@ -128,14 +139,17 @@ def end_process() -> None:
 
 
 def _narrow_bind_address(coordinator: str) -> str | None:
-    """HOST:PORT itself where HOST is an IP address of this host; None where JAX is to choose, which
-    listens at all."""
+    """The coordinator's HOST:PORT, where HOST is an IP address of this host; else None.
+
+    With None JAX chooses, and listens at all addresses of this host.
+    """
     host = coordinator.rpartition(":")[0].strip("[]")
     with listen_narrowly({host}) as probe:
         return coordinator if probe.getsockname()[0] == host else None
 
 
 def _resolve(host: str) -> str:
+    """The IP address of a host as this one sees it; "" where it is not known."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -143,9 +157,12 @@ def _resolve(host: str) -> str:
 
 
 def listen_narrowly(addresses: set[str]) -> socket.socket:
-    """A listening socket at the address by which others reach this process, `addresses` as they
-    resolve it: at all of this host's where they differ, or where it is none of them (it is
-    translated on its way)."""
+    """A listening socket, at a free port, at the address by which others reach this process.
+
+    addresses: what this host's name resolves to in the other processes. It listens at all of this
+    host's addresses where they differ, or where the only one is not this host's (a network may
+    translate it on the way).
+    """
     if len(addresses) == 1:
         (address,) = addresses
         with suppress(OSError):
@@ -155,8 +172,11 @@ def listen_narrowly(addresses: set[str]) -> socket.socket:
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
-    """InputError where processes differ in their number of devices: JAX cannot gather values
-    between them. `device_owners`: the process of each device."""
+    """InputError where processes differ in their number of devices.
+
+    JAX cannot gather values between such ones. device_owners: the process of each device, such as
+    [0, 0, 1, 1].
+    """
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
         counts_text = ", ".join(
@@ -173,7 +193,10 @@ def check_even_devices(device_owners: Sequence[int]) -> None:
 
 
 def check_shared_folder(folder: Path) -> None:
-    """InputError where the processes of a run do not see one and the same folder."""
+    """InputError where the processes of a run do not see one and the same folder.
+
+    Every process must call this, as they wait for each other.
+    """
     if not multiprocess.is_multiprocess():
         return
 

@@ -32,15 +32,22 @@ class LabelSamples:
     """Writes the file as problems are labelled."""
 
     def __init__(self, path: Path, task: Task, part_of: Callable[[Problem], str | None]) -> None:
-        """`part_of`: the name of the part of a labelled problem; None where it is not shown. It may
-        be set anew."""
+        """path: of samples.txt, which may hold what an earlier call has shown.
+
+        part_of: the name of the part of a labelled problem; None where it is not shown. It may be
+        replaced by another function later.
+        """
         self.path = path
         self.part_of = part_of
         self._task = task
         self._shown = _count_shown(path)
 
     def add(self, problems: Sequence[Problem], counts: EvalCounts) -> None:
-        """Show those of newly labelled problems whose part has room."""
+        """Append newly labelled problems, up to SHOWN_PROBLEMS of each part.
+
+        problems: Q of them, not labelled yet. counts: of these Q problems in the same order, with
+        rewards f32[Q attempts] and samples of each problem.
+        """
         attempts = counts.rewards.shape[1]
         labelled = [
             replace(problem, solved=solved, attempts=attempts)
@@ -48,6 +55,7 @@ class LabelSamples:
         ]
         prompts = prompt_texts(self._task, problems)
         beginning = shared_beginning(prompts)
+        # What all prompts begin with is written once, at the head of a new file.
         texts = [] if self._shown else [describe_beginning(beginning)]
 
         for problem, prompt, samples in zip(labelled, prompts, counts.samples, strict=True):
@@ -70,8 +78,12 @@ class LabelSamples:
         samples: Sequence[RolloutSample],
         graded: bool,
     ) -> str:
-        """The problem at the margin, its prompt below, and its responses below that, each further
-        to the right: `_count_shown` counts what is at the margin."""
+        """The text about one problem: a line at the margin, then indented its prompt and responses.
+
+        Only that first line may begin at the margin, as `_count_shown` counts such lines, and it
+        must begin with the part's name and ":". prompt: without what all prompts begin with.
+        graded: whether rewards may lie between 0 and 1.
+        """
         label = f"avg@{problem.attempts} {problem.difficulty:.3f}"
         answer = reference_answer(problem.answer)
         lines = [f"{part}: {problem.name}, {label}, the answer is {answer}\n"]

@@ -67,11 +67,12 @@ def launch(
     process_group: ProcessGroup = SINGLE_PROCESS,
     compile_first: bool | None = None,
 ) -> Path | None:
-    """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a
-    process that is not the primary one.
+    """Run every cell (run) of the sweep that is not finished, in this process and its group.
 
-    compile_first: whether a dry run compiles. InputError before any work; RunFailed at the end
-    names the cells that failed.
+    resume: whether to go on with a run that the folder holds. dry_run: print the plan, and train
+    nothing. compile_first: whether a dry run compiles; None: no. Returns the
+    sweep's folder, or None in a process that is not the primary one. InputError before any work;
+    RunFailed at the end names the cells that failed; Preempted after SIGTERM.
     """
     refuse_sampler_processes(config)
     cells = plan_cells(config.sweep)
@@ -79,6 +80,7 @@ def launch(
     with join_processes(process_group):
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
+        # A dry run may look into a folder that holds a run.
         with open_sweep(config, cells, resume or dry_run) as setup:
             _print_plan(setup, is_dry_run=dry_run, resume=resume)
             if dry_run and compile_first:
@@ -95,8 +97,10 @@ def launch(
 
 
 def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
-    """What a reader sees before anything is trained. A dry run probes the devices, and says how
-    long it takes and what is left of it."""
+    """Print what a reader sees before anything is trained.
+
+    A dry run also probes the devices, and says how long the sweep takes and what is left of it.
+    """
     config = setup.config
     cells = setup.cells
     budget = setup.device_budget
@@ -119,11 +123,14 @@ def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
 
 
 def rollouts_within(config: Config, seconds: float) -> int:
-    """By a short probe, how many rollouts one run may take, with the slowest n. InputError as of
-    `launch`."""
+    """How many rollouts one run may take within so many seconds, by a short probe.
+
+    That is with the slowest n of the sweep, and as if sweep.budget took time in proportion.
+    InputError as of `launch`.
+    """
     cells = plan_cells(config.sweep)
     start_jax(config)
-    # What `isojax spend` needs of a folder, a probe does not.
+    # A probe trains nothing, so that it needs nothing of what `isojax spend` needs of a folder.
     grid_config = config.with_settings(sweep={"strategy": "grid"})
     with open_sweep(grid_config, cells, resume=False) as setup:
         forecast = forecast_sweep(setup.config, cells, setup.device_budget, setup.cell_devices)
@@ -132,8 +139,10 @@ def rollouts_within(config: Config, seconds: float) -> int:
 
 
 def _run_cells(setup: SweepSetup) -> None:
-    """Make the base policy, then train round after round; at the end, an error names all that
-    failed."""
+    """Make the base policy, then train round after round; at the end, raise if cells failed.
+
+    Errors as of `raise_cell_failures`.
+    """
     config = setup.config
     cells = setup.cells
     with Display(config, doubts_of_task(setup.task)) as display:
@@ -143,6 +152,7 @@ def _run_cells(setup: SweepSetup) -> None:
         # It decides on each round by what is recorded and by `failures`, to which this loop adds.
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
+            # Process 0 chooses for all; an empty list ends the sweep.
             while targets := multiprocess.run_on_primary(
                 lambda: next(rounds, []), list[CellTarget]
             ):
@@ -158,8 +168,11 @@ def _run_cells(setup: SweepSetup) -> None:
 def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
-    """Train cells in one thread for each set of programs; returns those that failed. Preempted
-    where cells are left."""
+    """Train cells in one thread for each set of programs; returns those that failed.
+
+    targets: each a cell and the C up to which it is trained, begun in this order. Preempted where
+    this process was asked to end and cells are left.
+    """
     # The threads share these.
     waiting = deque(targets)
     failures: list[tuple[Cell, Exception]] = []
@@ -167,6 +180,8 @@ def train_cells(
     stopped_early = threading.Event()
     display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
+    # Captures the four above, and `setup`, `base_policy` and `display`: trains waiting cells one
+    # after the other, until none is left or this process is asked to end.
     def worker(programs: SweepPrograms) -> None:
         # All processes stop before the same cell, whichever was asked to end.
         while not any(multiprocess.allgather(preemption.REQUESTED.is_set(), bool)):
@@ -227,7 +242,7 @@ def train_cell(
     target: CellTarget,
     display: CellDisplay,
 ) -> Exception | None:
-    """Train a cell up to its target, and flag its run if it broke.
+    """Train a cell, that is one run, up to its target, and flag the run if it broke.
 
     Returns the error that ended it, of whatever kind, or None: one cell's failure must not end the
     others. What ends them all, as a DeadStart, the caller decides. Raises Preempted alone, where
@@ -263,8 +278,11 @@ def _run_to_target(
     folder: Path,
     display: CellDisplay,
 ) -> None:
-    """Train, unless the cell has reached its target; the primary process alone has a ledger,
-    loggers and a file of progress."""
+    """Train a cell, unless it has reached its target. folder: the cell's.
+
+    The primary process alone has a ledger, loggers and a file of progress: `ledger` and `progress`
+    are None in the others.
+    """
     cell = target.cell
     config = setup.config.with_settings(sweep={"budget": target.C})
     cell_hash = config_hash(config.cell, config.run.rollouts, config.run.evaluations)
@@ -277,7 +295,8 @@ def _run_to_target(
         cell_loggers(ledger, cell, config) if ledger else nullcontext(),
         progress_file(folder) if ledger else nullcontext() as progress,
     ):
-
+        # Called after updates; reward: of an evaluation, None where there was none. Both functions
+        # capture `cell`, `display`, and the primary process's files.
         def report(C: int, reward: float | None) -> None:
             display.update_cell(CellProgress(cell, C, reward))
             if progress:
@@ -293,8 +312,10 @@ def _run_to_target(
 
 
 def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
-    """Write health.json and report its flags; nothing for a run that broke before its first
-    evaluation."""
+    """Write health.json into a cell's folder, and call `on_flags` with its flags as sentences.
+
+    Nothing for a run that broke before its first evaluation.
+    """
     try:
         run = read_run(folder)
     except InputError:

@@ -35,13 +35,12 @@ class ExportKind:
 def export_cell(
     cell_folder: Path, out: Path, kind: ExportKind, base_folder: Path | None = None
 ) -> int:
-    """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates
-    that it has seen.
+    """Write the newest checkpoint of a run's folder to `out`; returns M, its number of updates.
 
-    config.json and tokenizer come from the checkpoint that the run began with, or from
-    `base_folder` if that has moved. LoRA's adapters are merged into the base model's weights, or
-    are written alone, as PEFT's folder. InputError where the folder holds no run's state, or its
-    base model is not there.
+    cell_folder: such as runs/NAME/cells/16x8-s0. out: a folder, or a GGUF file. config.json and
+    tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
+    moved. LoRA's adapters are merged into the base model's weights, or are written alone, as PEFT's
+    folder. InputError where the folder holds no run's state, or its base model is not there.
     """
     config = _read_config(cell_folder)
     model, base_path = _resolve_base_model(cell_folder, config, base_folder)
@@ -86,7 +85,10 @@ def export_cell(
 
 
 def _read_config(cell_folder: Path) -> Config:
-    """Of the sweep that a run's folder belongs to; its plug-ins are ready for it."""
+    """The config of the sweep that a run's folder belongs to; its plug-ins can be used from now on.
+
+    InputError where it is no run's folder.
+    """
     config_path = _sweep_folder(cell_folder) / "config.yaml"
     if not cell_folder.is_dir() or not config_path.is_file():
         expected = "a run's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME"
@@ -110,10 +112,10 @@ def _sweep_folder(cell_folder: Path) -> Path:
 def _resolve_base_model(
     cell_folder: Path, config: Config, base_folder: Path | None
 ) -> tuple[ModelConfig, Path]:
-    """The run's model, its shape read from the checkpoint that it began with, and that one's
-    folder.
+    """The run's model and the folder of the checkpoint that it began with, which gives its shape.
 
-    InputError where the checkpoint is not there, or where adapters were trained beside another one.
+    base_folder: where that checkpoint is now; None: where the config says. InputError where it is
+    not there, or where it is not the one whose adapters were trained.
     """
     model = config.cell.model
     hf_export.architecture_of(model)

@@ -53,8 +53,10 @@ from isojax.train.verifier_copies import changed_verifier_files
 
 
 def start_jax(config: Config) -> None:
-    """Configure jax before its first use: a device for every core of a CPU, and the persistent
-    compilation cache."""
+    """Configure jax before its first use: devices of a CPU, and the compilation cache.
+
+    A CPU has a device for every core, or as many as XLA_FLAGS says.
+    """
     silence_libtpu()
     reserve_gpu_memory()
 
@@ -64,7 +66,7 @@ def start_jax(config: Config) -> None:
     if not simulated:
         jax.config.update("jax_num_cpu_devices", num_devices)
     # XLA's threads on a CPU wait for those of the other mesh, or of other processes: with as many
-    # as devices, all may wait.
+    # threads as devices, all may wait. NPROC is the number of threads.
     if config.run.sampler_mesh is not None:
         os.environ.setdefault("NPROC", str(4 * num_devices))
 
@@ -74,8 +76,12 @@ def start_jax(config: Config) -> None:
 
 
 def resolve_config(config: Config, reads_weights: bool = True) -> Config:
-    """The config with what its task's file brings along, its model's shape, read from its
-    checkpoint if any, and its precision on this backend."""
+    """The config with what is not written in it: task defaults, model shape and precision.
+
+    The model's shape is read from its checkpoint, if it has one; precision is that of this backend,
+    and products in float32 get all bits from here on. reads_weights: whether weights will be read,
+    so that they must be there. InputError where the checkpoint cannot be used.
+    """
     config = config.model_copy(update={"cell": with_task_defaults(config.cell)})
     model = hf_load.resolve_model(config.cell.model)
     if reads_weights:
@@ -89,7 +95,11 @@ def resolve_config(config: Config, reads_weights: bool = True) -> Config:
 
 @contextmanager
 def open_task(config: Config) -> Iterator[Task]:
-    """The task of `cell.task`, with its verifier running; both end with the context."""
+    """The task of `cell.task`, with its verifier running; both end with the context.
+
+    A task on the device has no verifier. config: of `resolve_config`. InputError where the model
+    does not fit the task.
+    """
     task = build_task(config.cell, config.run.verifier_workers)
     model = config.cell.model
     if is_on_device(task):
@@ -117,8 +127,10 @@ def open_task(config: Config) -> Iterator[Task]:
 
 
 def print_warnings(task: Task) -> None:
-    """What is doubtful of tokenizer, chat template and lengths; the last lines of a plan, which a
-    reader sees."""
+    """Print what is doubtful of tokenizer, chat template and lengths, in the primary process.
+
+    They are the last lines of a plan, so that a reader sees them.
+    """
     if not is_on_device(task) and multiprocess.is_primary():
         for warning in task.warnings:
             warn(warning)
@@ -140,9 +152,13 @@ class SweepSetup:
     def prepare(
         self, on_progress: Callable[[str, float], None], on_failure: FailureCallback
     ) -> BasePolicy:
-        """Make or load the base policy and its problems; then save the config, as nothing can be
-        refused any more. `on_failure` is called, from now on, when the verifier meets a kind of
-        failure for the first time."""
+        """Make or load the base policy and its problems; then save the config.
+
+        Only then, as a folder with a config holds a run, and nothing can be refused any more.
+        on_progress: called with a text and the fraction done. on_failure: called, from now on, with
+        (kind, what happened) when the verifier meets a kind of failure for the first time.
+        InputError where problems do not suffice.
+        """
         if not is_on_device(self.task):
             self.task.start_verifier().on_failure = on_failure
 
@@ -168,8 +184,10 @@ class SweepSetup:
         return base_policy
 
     def _has_mended_verifier(self) -> bool:
-        """Whether the verifier has changed before anything was recorded: its problems are chosen
-        once more."""
+        """Whether the verifier has changed before any evaluation was recorded.
+
+        Then the problems, which the old one has judged, are chosen once more.
+        """
         if is_on_device(self.task) or has_evaluations(self.folder):
             return False
         use = self.config.cell.verifier.use
@@ -180,8 +198,12 @@ class SweepSetup:
 def open_sweep(
     config: Config, cells: list[Cell], resume: bool, role: Role | None = None
 ) -> Iterator[SweepSetup]:
-    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes
-    that only sample, where this one has a `role`, get the config with all sizes chosen."""
+    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context.
+
+    cells: of `plan_cells`. resume: whether the folder may hold a run. role: where some processes
+    only sample, this one's, that trains; those assigned to it get the config with all sizes chosen.
+    Every process of a run must call this, as they wait for each other.
+    """
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     check_algorithm(config.cell.rl, cells)
@@ -226,7 +248,7 @@ def open_sweep(
             for of_cell in meshes
         ]
         if cell_devices.shares_programs:
-            programs = programs * cell_devices.concurrent_cells
+            programs = programs * cell_devices.concurrent_cells  # the same set for each thread
         multiprocess.run_on_primary(lambda: check_servers(config, programs[0], folder), None)
 
         final_config = config.model_copy(update={"sweep": sweep})
@@ -238,8 +260,10 @@ def open_sweep(
 def _with_fastest_attention(
     cell: CellConfig, sweep: SweepConfig, budget: DeviceBudget, mesh: Mesh
 ) -> SweepConfig:
-    """The sweep with the kinds of attention that are fastest here, measured where it leaves them
-    open; the same in all processes, of which process 0 decides."""
+    """The sweep with the kinds of attention that are fastest here, measured where they are not set.
+
+    sweep: with all sizes chosen. They are the same in all processes: process 0 decides.
+    """
     fastest = select_attention(cell, sweep, mesh)
     if not budget.fits(fastest):
         # Sizes were chosen for kernels, which hold no scores; plain attention does.

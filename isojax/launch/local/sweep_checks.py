@@ -25,8 +25,10 @@ from isojax.train.verifier_copies import check_verifier_files
 
 
 def check_engine(config: Config, num_cells: int) -> None:
-    """InputError where the engines of training and evaluations are not there, or cannot sample for
-    this sweep."""
+    """InputError where the engines of training and evaluations cannot sample for this sweep.
+
+    num_cells: how many runs it has. Also where run.rollouts names an engine that is not there.
+    """
     run = config.run
     max_staleness = config.cell.rl.max_staleness
     load_engine(run.rollouts)
@@ -64,8 +66,11 @@ def check_engine(config: Config, num_cells: int) -> None:
 def check_problems(
     config: Config, task: Task, pairs: list[tuple[int, int]], is_new_run: bool = True
 ) -> None:
-    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be
-    graded; in a new run also where no response can be right."""
+    """InputError where problems do not fit the sampler, are too few for a batch or not gradable.
+
+    pairs: every (B_p, n) of the sweep. is_new_run: whether references that no response can match
+    are refused; a run that goes on gets a warning of them.
+    """
     cell = config.cell
     data = cell.data
     if not is_on_device(task):
@@ -74,7 +79,8 @@ def check_problems(
     try:
         selection = select_problems(cell, task)
     except LabelsNeeded as e:
-        # How many are of the wanted difficulty, only labels tell: all candidates are looked at.
+        # How many are of the wanted difficulty, only labels tell: all candidates are looked at. The
+        # exception carries the problem sets that were read, the candidates of training first.
         (problem_sets,) = e.args
         held_out = 0 if data.held_out else data.validation
         remaining = len(problem_sets[0]) - held_out
@@ -94,17 +100,22 @@ def check_problems(
 
 
 def check_text_settings(cell: CellConfig, folder: Path) -> None:
-    """A warning of labels made with other settings; InputError where the verifier of a sweep that
-    has recorded an evaluation has changed. Before, it may be mended: nothing was judged by the old
-    one but problems (`prepare`)."""
+    """Warn of labels made with other settings, and refuse a verifier that has changed meanwhile.
+
+    InputError only where the sweep in the folder has recorded an evaluation. Before, the verifier
+    may be mended: nothing was judged by the old one but problems, which are then chosen once more
+    (`SweepSetup.prepare`).
+    """
     warn_of_other_labels(cell)
     if has_evaluations(folder):
         check_verifier_files(folder / BASE_FOLDER, cell.verifier.use)
 
 
 def has_evaluations(folder: Path) -> bool:
-    """Whether a run of the sweep in this folder has recorded any, in a line after the header of its
-    ledger."""
+    """Whether a run of the sweep in this folder has recorded an evaluation.
+
+    That is a line after the header of its ledger.
+    """
     ledgers = paths_below(folder / "cells", RECORDS_FILE)
     return any(path.read_bytes().count(b"\n") > 1 for path in ledgers)
 
@@ -117,8 +128,11 @@ def note_problem_counts(training: Sequence[Problem], validation: Sequence[Proble
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
-    """InputError where XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of
-    these axes."""
+    """InputError for bfloat16 on a CPU's mesh with several devices on `sequence` or `fsdp`.
+
+    XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of these axes. backend:
+    "cpu", "gpu" or "tpu".
+    """
     if backend != "cpu" or precision.compute != "bfloat16":
         return
     sizes = {"sequence": mesh_shape.sequence, "fsdp": mesh_shape.fsdp}
@@ -132,7 +146,10 @@ def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: 
 
 
 def check_data(data: DataConfig) -> None:
-    """InputError where no training and validation set can be made of these numbers."""
+    """InputError where no training and validation set can be made of these numbers.
+
+    Problem sets that are held out or mixed from several sources have no such bound.
+    """
     low, high = data.difficulty
     if low > high:
         raise InputError(
@@ -149,7 +166,11 @@ def check_data(data: DataConfig) -> None:
 
 
 def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
-    """InputError where a batch takes more problems than there are, or can be, to train on."""
+    """InputError where a batch takes more problems than there are, or can be, to train on.
+
+    pairs: every (B_p, n) of the sweep. problems: how many there are at most; may be negative where
+    more are held out than there are.
+    """
     B_p = max(B_p for B_p, _ in pairs)
     if B_p > problems:
         raise InputError(

@@ -18,7 +18,7 @@ SERVERS_FILE = "servers.json"
 
 
 def servers_by_use(config: Config, programs: SweepPrograms) -> dict[str, PolicyServer]:
-    """Of rollouts and evaluations, those that a server samples."""
+    """The servers that sample, by "rollouts" and "evaluations"; {} where isojax samples both."""
     run = config.run
     urls = {
         "rollouts": run.server.url if run.rollouts != LOCAL_ROLLOUTS else None,
@@ -28,7 +28,7 @@ def servers_by_use(config: Config, programs: SweepPrograms) -> dict[str, PolicyS
 
 
 def describe_samplers(config: Config, programs: SweepPrograms) -> list[str]:
-    """Lines of a plan; none where isojax samples everything itself."""
+    """Lines of a plan that say which servers sample; none where isojax alone samples."""
     servers = servers_by_use(config, programs)
     lines = [
         f"{use}: sampled by {describe_engine(one.description)} at {one.url}"
@@ -46,7 +46,10 @@ def describe_samplers(config: Config, programs: SweepPrograms) -> list[str]:
 
 
 def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None:
-    """InputError where the runs in the folder were sampled by another server or model."""
+    """InputError where the runs in the folder were sampled by another kind of server or model.
+
+    Without SERVERS_FILE, or an entry in it, nothing is compared.
+    """
     path = folder / SERVERS_FILE
     stored = read_json_object(path) if path.is_file() else {}
     for use, server in servers_by_use(config, programs).items():
@@ -62,6 +65,7 @@ def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None
 
 
 def record_servers(config: Config, programs: SweepPrograms, folder: Path) -> None:
+    """Write SERVERS_FILE where servers sample and the folder has none yet."""
     path, servers = folder / SERVERS_FILE, servers_by_use(config, programs)
     if servers and not path.exists():
         described = {use: server.description for use, server in servers.items()}

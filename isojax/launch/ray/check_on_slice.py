@@ -13,8 +13,10 @@ from isojax.launch.display import print_line
 
 
 def check_on_slice(config: Config) -> None:
-    """InputError where the sweep does not fit `run.process_group.tpu`; a warning where no compiler
-    is here."""
+    """InputError where the sweep does not fit the slice `run.process_group.tpu`, such as v5e:4x4.
+
+    Where that cannot be checked here, a warning says why. RunFailed where the compiler crashes.
+    """
     group = config.run.process_group
     if importlib.util.find_spec("libtpu") is None:
         warn(

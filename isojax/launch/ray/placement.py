@@ -36,8 +36,8 @@ class TpuSlice(NamedTuple):
 class ProcessGroupSpec:
     """A process group, and what each of its processes asks of its node."""
 
-    num_processes: int
-    resources: Mapping[str, float]
+    num_processes: int  # a multiple of num_slices
+    resources: Mapping[str, float]  # of each process, such as {"GPU": 4, "CPU": 1}
     labels: Mapping[str, str] = field(default_factory=dict)
     cpu_devices: int | None = None  # that a CPU simulates in each process
     tpu_slice: TpuSlice | None = None
@@ -54,8 +54,11 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The process group that a cell asks for; InputError where run.process_group contradicts itself
-    or the mesh."""
+    """The process group that a cell asks for: on TPUs, GPUs or CPUs, in this order.
+
+    nodes: of the cluster, as ray.nodes() describes them. InputError where run.process_group
+    contradicts itself, the mesh or the cluster.
+    """
     group = config.run.process_group
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)
@@ -66,6 +69,7 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
             expected="run.process_group.tpu=v5e:4x4 or another slice with it",
         )
 
+    # Of the node with the most. A setting of cpus alone asks for cores, whatever GPUs there are.
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group.gpus or (max_gpus and group.cpus is None):
         return _gpu_group(config, group, max_gpus)
@@ -85,6 +89,10 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
 
 
 def _cpu_group(config: Config, group: ProcessGroupConfig) -> ProcessGroupSpec:
+    """Processes that simulate the mesh on CPUs; a process asks for a core for each of its devices.
+
+    InputError where they cannot share the mesh evenly. group: config.run.process_group.
+    """
     num_processes = group.processes or 1
     cpus_per_process = max(1, int(group.cpus or 1))
     devices = _cell_devices(config, num_processes * cpus_per_process, num_processes)
@@ -104,8 +112,12 @@ def _cpu_group(config: Config, group: ProcessGroupConfig) -> ProcessGroupSpec:
 
 
 def _cell_devices(config: Config, available_devices: int, num_processes: int) -> int:
-    """How many devices a cell takes, to train and to sample. A mesh that does not say how many is
-    all that its role's share of a process group has; InputError where that is no share."""
+    """How many devices a cell takes, to train and to sample.
+
+    available_devices: of all processes of the group. A mesh with -1, or auto in several processes,
+    takes all that the processes of its role (that train, or only sample) have of them. InputError
+    where the two meshes take different numbers of devices from a process.
+    """
     samplers = sampler_processes(config, num_processes)
     trainers = num_processes - samplers
     to_sample = available_devices * samplers // num_processes
@@ -132,14 +144,21 @@ def _cell_devices(config: Config, available_devices: int, num_processes: int) ->
 
 
 def _mesh_of_role(text: str, available_devices: int, is_multi_process: bool) -> MeshShape:
+    """The mesh of a text as --mesh takes it; "auto" is one device, or all in several processes.
+
+    One without -1 says itself how many devices it takes, which need not be available.
+    """
     if text == "auto":
         return MeshShape(data=available_devices if is_multi_process else 1)
     return parse_mesh(text, available_devices if "-1" in text else UNBOUNDED_DEVICES)
 
 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
-    """As few processes as hold the mesh, unless their number or their GPUs are set. `max_gpus`: of
-    the cluster's largest node."""
+    """As few processes as hold the mesh, unless their number or their GPUs are set.
+
+    group: config.run.process_group. max_gpus: of the node with the most. InputError where processes
+    and GPUs of each do not make up the mesh.
+    """
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
     mesh_gpus = _cell_devices(config, available_gpus, group.processes or 1)
 
@@ -164,6 +183,10 @@ def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> Proc
 
 
 def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> ProcessGroupSpec:
+    """A process on each host of the slices. slice_text: such as "v5e:4x4".
+
+    InputError where Ray knows no such slice, or the mesh does not take all chips.
+    """
     from ray.util import tpu
 
     version, _, topology = slice_text.partition(":")
@@ -175,6 +198,7 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
             fix="Leave them out.",
         )
     try:
+        # Ray calls a v5e v5litepod.
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
         num_hosts, resources = tpu.get_tpu_worker_resources(
             topology=topology, accelerator_type=version, num_slices=group.slices
@@ -207,8 +231,10 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
 
 
 def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
-    """How many process groups all of the cluster's living nodes hold at a time, were nothing else
-    on them."""
+    """How many process groups the cluster's living nodes hold at a time, were nothing else on them.
+
+    nodes: as ray.nodes() describes them, dead ones included.
+    """
     # By the name of the slice; of what is no TPU slice, all nodes are one.
     processes_by_slice: dict[str, int] = defaultdict(int)
     for node in nodes:
@@ -228,13 +254,14 @@ def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
         slice_name = labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""
         processes_by_slice[slice_name] += processes
 
+    # Where there are no slices, num_slices is 1: a group is its processes, on any nodes.
     hosts_per_slice = spec.num_processes // spec.num_slices
     whole_slices = sum(processes // hosts_per_slice for processes in processes_by_slice.values())
     return whole_slices // spec.num_slices
 
 
 def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
-    """`capacity`; InputError where the cluster holds no process group."""
+    """How many process groups the cluster holds (`capacity`); InputError where it holds none."""
     num_groups = capacity(spec, nodes)
     if num_groups:
         return num_groups

@@ -14,6 +14,8 @@ class WorkerLost(Exception):
 
 @dataclass
 class StatusUpdate:
+    """What has happened in a process since its last update; fields without news are empty."""
+
     # what is prepared for the first cell, and the fraction done
     preparation: tuple[str, float] | None = None
     progress: CellProgress | None = None

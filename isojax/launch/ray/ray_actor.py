@@ -30,7 +30,11 @@ class RayActor:
     _train: Callable[[CellTarget], None]
 
     def __init__(self, folder: str, log_file: str):
-        """`folder`: where the sweep was started. `log_file`: to which this process prints."""
+        """Send all that this process prints to a file, from here on.
+
+        folder: where the sweep was started; relative paths begin there if this node has it.
+        log_file: such as FOLDER/logs/group0-0-1.log.
+        """
         if Path(folder).is_dir():
             os.chdir(folder)  # relative paths begin here
         sys.path.insert(0, "")  # a fork's modules are found here, as by cli/app.py
@@ -49,8 +53,7 @@ class RayActor:
         self._links: Mapping[int, Any] = {}
 
     def address(self) -> str:
-        """HOST:PORT of this node, with a port that is free here, at which the processes can
-        meet."""
+        """HOST:PORT of this node, with a port that is free now, at which the processes can meet."""
         from ray.util import get_node_ip_address
 
         with socket.create_server(("", 0)) as free_socket:
@@ -67,8 +70,9 @@ class RayActor:
     ) -> None:
         """Prepare the sweep; InputError where it is refused.
 
-        token: the content of TOKEN_FILE in the driver's folder. cpu_devices: that a CPU simulates;
-        None on accelerators. actors: all processes of the group, as Ray's handles.
+        cells: of the whole sweep. token: the content of TOKEN_FILE in the driver's folder.
+        process_group: as this process is part of it. cpu_devices: how many a CPU simulates; None on
+        accelerators. actors: all processes of the group in their order, as Ray's handles.
         """
         if cpu_devices is not None:
             _simulate_devices(cpu_devices)
@@ -82,13 +86,19 @@ class RayActor:
         self._train = self._exit_stack.enter_context(prepared_sweep)
 
     def train(self, target: CellTarget) -> None:
-        """Train a cell; Preempted where its state is saved, DeadStart where no cell can learn,
-        RunFailed where this one would fail again, WorkerLost else."""
+        """Train a cell up to its target; `open` must have returned before.
+
+        Preempted where this process was asked to end and its state is saved; DeadStart where no
+        cell can learn; RunFailed where this cell would fail again; WorkerLost for any other error.
+        """
         self._train(target)
 
     def receive(self, sender: int, number: int, message: tuple[Any, ...]) -> None:
-        """A message of the process `sender`, of the other role, and its number among those from
-        there."""
+        """Take a message of a process of the other role (that trains, or only samples).
+
+        sender: its number. number: of the message among those from there, as they may come in
+        another order.
+        """
         self._links[sender].receive(number, message)
 
     def news(self) -> StatusUpdate:
@@ -105,8 +115,10 @@ class RayActor:
 
 
 def _simulate_devices(count: int) -> None:
-    """Set what jax reads of the environment: this node's cores only, whatever else it has, as so
-    many devices."""
+    """Set the environment so that jax takes only this node's CPU, as so many devices.
+
+    It must be called before jax is loaded.
+    """
     os.environ["JAX_PLATFORMS"] = "cpu"
     other_flags = [
         flag

@@ -49,12 +49,14 @@ def launch(
     process_group: ProcessGroup = SINGLE_PROCESS,
     compile_first: bool | None = None,
 ) -> Path:
-    """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the
-    sweep's folder.
+    """Run every cell (run) of the sweep that is not finished on the cluster of `run.ray`.
 
-    compile_first: whether programs for a TPU slice are compiled before; None: in a new run.
-    InputError before any work, where the cluster does not answer, cannot hold a process group, or
-    the sweep does not fit a slice's chips.
+    Returns the sweep's folder. resume: whether to go on with a run that the folder holds. dry_run:
+    print the plan, and train nothing. process_group: has to be a single process. compile_first:
+    whether programs for a TPU slice are compiled before; None: in a new run. InputError before any
+    work, where the cluster does not answer, cannot hold a process group, or the sweep does not fit
+    a slice's chips. RunFailed at the end names the cells that failed; Preempted after SIGTERM or
+    Ctrl-C.
     """
     _refuse_other_launchers(config, process_group)
     cells = plan_cells(config.sweep)
@@ -115,9 +117,11 @@ def _refuse_other_launchers(config: Config, process_group: ProcessGroup) -> None
 
 @contextmanager
 def connect_ray(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster: one of this machine alone, the one that this machine
-    is a node of (auto), or that of HOST:PORT. InputError where ray is not installed, or no cluster
-    answers."""
+    """The module ray, connected to a cluster until the context ends.
+
+    address: "local", a new cluster of this machine alone; "auto", the one that this machine is a
+    node of; or HOST:PORT. InputError where ray is not installed, or no cluster answers.
+    """
     # Ray reads these when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late does not start another Ray
@@ -156,8 +160,11 @@ def connect_ray(address: str) -> Iterator[Any]:
 
 
 def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) -> None:
-    """Connect to the cluster at HOST:PORT or `auto`; InputError where it does not answer in
-    time."""
+    """Connect to the cluster at HOST:PORT or `auto`.
+
+    init_options: further arguments of ray.init. InputError where it does not answer within
+    CONNECT_TIMEOUT.
+    """
     host, _, port = address.rpartition(":")
     if address != AUTO and (not host or "/" in host or not port.isdecimal()):
         raise InputError(
@@ -170,7 +177,7 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
             ),
         )
 
-    # Ray tries for a minute and more, and cannot be interrupted.
+    # In a thread: Ray tries for a minute and more, and cannot be interrupted.
     def connect() -> None:
         if address != AUTO:  # fails at once where nothing listens
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
@@ -194,7 +201,7 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
 
 
 def _warn_if_open(gcs_address: str) -> None:
-    """A warning where the cluster answers a process that has no token."""
+    """Warn where the cluster answers a process that has no token. gcs_address: its HOST:PORT."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     command += ["--address", gcs_address]
     without_token = {**os.environ, AUTH_MODE: "disabled"}

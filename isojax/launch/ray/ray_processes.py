@@ -49,20 +49,25 @@ class Bundle(NamedTuple):
 
 @dataclass
 class RayProcessGroup:
-    """The processes. Its methods raise WorkerLost where a process or its node is gone."""
+    """The processes of a group; methods raise WorkerLost where a process or its node is gone.
 
-    ray: Any
+    The order of use: `start_workers`, `open`, `train` as often as needed, `close`; then `kill`, in
+    any case. `stop` may be called from another thread.
+    """
+
+    ray: Any  # the module
     config: Config
     cells: list[Cell]
     spec: ProcessGroupSpec
     token: str  # the content of process_status.TOKEN_FILE in the sweep's folder
     log_prefix: Path  # of the file that each process prints to; its number follows
-    workers: list[Any] = field(default_factory=list)
+    workers: list[Any] = field(default_factory=list)  # Ray's handles of RayActors, by process
     node_names: str = "the cluster"
     _tpu_slice: Any = None
     _placement_group: Any = None
 
     def kill(self) -> None:
+        """End all processes at once, and give up their place in the cluster."""
         for worker in self.workers:
             self.ray.kill(worker)
         self._release()
@@ -76,6 +81,7 @@ class RayProcessGroup:
 
     @contextmanager
     def _ray_errors_as_loss(self) -> Iterator[None]:
+        """Raise WorkerLost for any error of Ray's within the context."""
         try:
             yield
         except self.ray.exceptions.RayError as e:
@@ -89,8 +95,11 @@ class RayProcessGroup:
             )
 
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
-        """Wait until there is room for all processes, and start them; False where `is_cancelled()`
-        came before."""
+        """Wait until there is room for all processes, and start them.
+
+        False where `is_cancelled()`, asked between two looks, was true before; nothing has been
+        started then.
+        """
         slice_taken_at = math.inf
         with self._ray_errors_as_loss():
             while True:
@@ -110,7 +119,10 @@ class RayProcessGroup:
         return True
 
     def _reserve(self) -> Any:
-        """The placement group, with a bundle for each process; None where no slice is free."""
+        """Ray's placement group, with a bundle for each process, made if there is none yet.
+
+        None where no TPU slice is free. It may not have its nodes yet: the caller waits for them.
+        """
         if self._placement_group is not None:
             return self._placement_group
 
@@ -125,6 +137,7 @@ class RayProcessGroup:
 
         if spec.tpu_slice is None:
             bundles = [dict(spec.resources)] * spec.num_processes
+            # SPREAD: on different nodes where possible.
             placement = "SPREAD" if spec.num_processes > 1 else "PACK"
             self._placement_group = self.ray.util.placement_group(
                 bundles, strategy=placement, **options
@@ -148,6 +161,7 @@ class RayProcessGroup:
         return self._placement_group
 
     def _start_actors(self) -> None:
+        """Start a RayActor for each process, in the bundles of the placement group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         # Ray names CPUs and GPUs apart from all other resources.
@@ -172,8 +186,11 @@ class RayProcessGroup:
             self.workers.append(actor_class.remote(os.getcwd(), log_file))
 
     def _bundles(self) -> list[Bundle]:
-        """The bundle of each process, in the order of the processes; of TPUs that of the hosts
-        within slices, as libtpu numbers them."""
+        """The bundle of each process, in the order of the processes.
+
+        On TPUs, slice after slice, and in each slice in the order in which libtpu numbers its
+        hosts.
+        """
         nodes: dict[str, Node] = {node["NodeID"]: node for node in self.ray.nodes()}
         table = self.ray.util.placement_group_table(self._placement_group)
         node_of_bundle = table["bundles_to_node_id"]
@@ -192,8 +209,10 @@ class RayProcessGroup:
         return sorted(bundles, key=place_in_slice) if self.spec.tpu_slice else bundles
 
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
-        """What a process gets of the environment, beside what its node has. `first_address`: of the
-        node of process 0."""
+        """Environment variables that a process gets, in addition to what its node has.
+
+        first_address: IP address of the node of process 0.
+        """
         env_vars = {}
         if TUNABLES_VARIABLE in os.environ:
             env_vars[TUNABLES_VARIABLE] = os.environ[TUNABLES_VARIABLE]
@@ -207,12 +226,17 @@ class RayProcessGroup:
         if num_slices > 1:
             from ray.util.tpu import get_tpu_coordinator_env_vars
 
+            # Processes are ordered by slice, as many in each.
             slice_id = process_id * num_slices // self.spec.num_processes
             env_vars |= get_tpu_coordinator_env_vars(first_address, num_slices, slice_id)
         return env_vars
 
     def open(self, on_status: StatusCallback) -> None:
-        """Prepare the sweep in every process; InputError where one refuses it."""
+        """Prepare the sweep in every process; InputError where one refuses it.
+
+        on_status: called with the news of process 0 about twice a second, and with an empty update
+        while processes start; it may raise, which ends the call.
+        """
         num_processes = self.spec.num_processes
         deadline = time.monotonic() + START_TIMEOUT
         with self._ray_errors_as_loss():
@@ -247,6 +271,8 @@ class RayProcessGroup:
     def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> None:
         """Wait until all calls are done; meanwhile `on_status` receives the news of process 0.
 
+        calls: Ray's references, one of each process.
+
         A refusal or a loss is raised at once. Of a cell that was preempted, all processes save
         their part, and are waited for. Of a cell that failed in one process (RunFailed), the others
         may wait for that one: they have a few seconds, and what they raise then is dropped.
@@ -275,8 +301,10 @@ class RayProcessGroup:
             raise first_error
 
     def _cause(self, error: Any) -> Exception:
-        """What a process has raised, where the driver knows what to do with it; any other error of
-        Ray's is a loss."""
+        """What a process has raised, where the driver knows what to do with it; else WorkerLost.
+
+        error: a RayError.
+        """
         if isinstance(error, self.ray.exceptions.RayTaskError) and isinstance(
             error.cause, InputError | Preempted | RunFailed | WorkerLost
         ):
@@ -296,8 +324,11 @@ class RayProcessGroup:
 
 
 def _ray_error_line(error: Exception) -> str:
-    """The line of Ray's message that says what happened: the last that names an error, or else one
-    of a death, or else the first."""
+    """The line of Ray's message that says what happened, cut to MAX_ERROR_LENGTH characters.
+
+    That is the last line that begins with an error's name, else the first that says "died", else
+    the first.
+    """
     without_colours = re.sub(r"\x1b\[\d*m", "", str(error))
     lines = [line.strip() for line in without_colours.splitlines() if line.strip()]
 

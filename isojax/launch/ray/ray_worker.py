@@ -41,12 +41,13 @@ def prepare_sweep(
     status: StatusCollector,
     links: Mapping[int, Link],
 ) -> Iterator[Callable[[CellTarget], None]]:
-    """Join the other processes and prepare the sweep, until the context ends; gives the function
-    that trains a cell. InputError where the sweep is refused.
+    """Join the other processes and prepare the sweep; gives the function that trains a cell.
 
-    In a process that only samples, that function does nothing, as the process works on its own
-    until training ends. `name`: of this process, in the mirror of a sweep at a URL. `links`: of
-    `make_links`.
+    All ends with the context. In a process that only samples, that function does nothing, as a
+    thread samples until training ends. token: the content of TOKEN_FILE in the driver's folder.
+    group: as this process is part of it. name: of this process, in the mirror of a sweep at a URL.
+    status: collects what the driver shows. links: of `make_links`. InputError where the sweep is
+    refused.
     """
     registry.set_plugin_folders(config.run.plugin_folders)
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
@@ -67,7 +68,10 @@ def prepare_sweep(
 
 
 def _check_token(folder: Path, token: str) -> None:
-    """InputError where this node sees another folder at the sweep's path than the driver does."""
+    """InputError where this node sees another folder at the sweep's path than the driver does.
+
+    token: what the driver has written there, which no other folder can have by chance.
+    """
     token_file = folder / TOKEN_FILE
     if token_file.exists() and token_file.read_text() == token:
         return
@@ -80,10 +84,11 @@ def _check_token(folder: Path, token: str) -> None:
 
 
 def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> dict[int, Link]:
-    """Links with the processes of the other role, by their number; `actors`: of all processes.
+    """Links with the processes of the other role (that train, or only sample), by their number.
 
-    Ray carries a message to the other process as a call of RayActor.receive, and keeps a large one
-    once for all processes of a host.
+    group: as this process is part of it. actors: Ray's handles of all its processes, in their
+    order. Without processes that only sample there are no links. Ray carries a message to the other
+    process as a call of RayActor.receive, and keeps a large one once for all processes of a host.
     """
     trainers, samplers = processes_of_roles(group.num_processes, config.run.sampler_processes)
     other_role = samplers if group.process_id in trainers else trainers
@@ -101,7 +106,7 @@ def make_links(config: Config, group: ProcessGroup, actors: Sequence[Any]) -> di
 def train_target(
     setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget
 ) -> None:
-    """Train a cell; DeadStart, Preempted, RunFailed or WorkerLost as RayActor.train says."""
+    """Train a cell up to its target; the errors are those that RayActor.train names."""
     cell = target.cell
     cell_folder = setup.folder / "cells" / cell.name
     refresh(setup.folder, cell.name)

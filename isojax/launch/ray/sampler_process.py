@@ -22,8 +22,11 @@ from isojax.train.programs import SweepPrograms
 
 @contextmanager
 def sampling(role: Role) -> Iterator[None]:
-    """Sample in a thread; the context ends when training does. Raises what refused the sweep, here
-    or in a process that trains."""
+    """Sample in a thread while the context lasts; the context ends when training does.
+
+    role: this process's, with links to those that train. Raises what refused the sweep, here or in
+    a process that trains.
+    """
     try:
         sample = prepare_sampler(role)
     except TrainingFailed as e:
@@ -37,8 +40,11 @@ def sampling(role: Role) -> Iterator[None]:
 
 
 def prepare_sampler(role: Role) -> Callable[[], None]:
-    """Compile the sampler of the sweep that the processes that train have chosen the sizes of;
-    returns the function that samples until they have ended."""
+    """Compile the sampler; returns the function that samples until the trainers have ended.
+
+    It waits for the config, whose sizes the processes that train have chosen. Where they ended
+    before they sent one, the function does nothing. TrainingFailed where they refused the sweep.
+    """
     message = role.next_message("sweep")
     if message is None:
         return lambda: None
@@ -65,8 +71,10 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
 
 
 def _sample_or_end(sample: Callable[[], None]) -> None:
-    """Sample; an error ends this process, and with it the group, as the processes that train would
-    wait forever."""
+    """Call `sample`; an error of it ends this process.
+
+    The driver then ends the whole group, as the processes that train would wait forever.
+    """
     try:
         sample()
     except TrainingFailed:

@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 @dataclass
 class ActiveGroup:
-    """A process group, from the moment in which it is asked for."""
+    """A process group, from the moment in which it is asked for until its task has ended."""
 
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready"] = "placing"
     # whether it is to be given up; read by the threads that call Ray
     cancelled: threading.Event = field(default_factory=threading.Event)
-    task: asyncio.Task[None] = field(init=False)
+    task: asyncio.Task[None] = field(init=False)  # set right after it is made
 
 
 @dataclass
@@ -91,6 +91,10 @@ class CellQueue:
         return not (self.finished or self.waiting or self.is_training)
 
     def next_round(self) -> list[CellTarget]:
+        """Put the next round's targets into the queue and return them; [] where none is left.
+
+        Only once `round_ended`, as the next round follows from what is recorded.
+        """
         targets = list(next(self.rounds, []))
         self.finished = not targets
         self.waiting.extend(targets)
@@ -118,7 +122,11 @@ class CellQueue:
             self.failures.append((cell, RunFailed(error)))
 
     def count_loss(self, cell: Cell) -> int:
-        """Count that a cell was lost; returns how often it was since it last made progress."""
+        """Count that a cell was lost; returns how often it was since it last made progress.
+
+        1 where C has grown since the loss before.
+        """
+        # -1: a first loss counts as one after progress, even at C = 0.
         before = self._losses.get(cell, LastLoss(rollouts=-1, losses=0))
         rollouts = self.status[cell].rollouts
         made_progress = rollouts > before.rollouts
@@ -145,6 +153,10 @@ class RayScheduler:
         spec: ProcessGroupSpec,
         display: Display,
     ):
+        """ray: the module, connected to a cluster. cells: of `plan_cells`. folder: the sweep's.
+
+        spec: what each cell's process group asks of the cluster.
+        """
         self.ray = ray
         self.config = config
         self.cells = cells
@@ -166,8 +178,12 @@ class RayScheduler:
         self.capacity_seen_at = time.monotonic()
 
     def run(self) -> list[tuple[Cell, Exception]]:
-        """Run until every cell has ended; returns those that failed. Whatever ends this early, the
-        cells in training save their state first; Preempted after SIGTERM or Ctrl-C."""
+        """Run until every cell has ended; returns those that failed, with their errors.
+
+        Whatever ends this early, the cells in training save their state first. Preempted after
+        SIGTERM or Ctrl-C; RunFailed where no process group can begin; InputError where the sweep is
+        refused; DeadStart where no cell can learn.
+        """
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         try:
@@ -179,6 +195,7 @@ class RayScheduler:
         return self.cell_queue.failures
 
     async def _run(self) -> None:
+        """Run the groups; at any early end, let the cells in training save their state."""
         signum = signal.SIGTERM
         try:
             await self._run_groups()
@@ -229,8 +246,10 @@ class RayScheduler:
         return [slot.current for slot in self.slots if slot.current is not None]
 
     def _cancel_unneeded_groups(self) -> None:
-        """When no cell waits, give up groups that are not placed; at the end, all that are not
-        ready."""
+        """While no cell waits, give up groups that have no place yet; at the end also opening ones.
+
+        They notice it in their threads (`ActiveGroup.cancelled`).
+        """
         if self.cell_queue.waiting:
             return
         for group in self._groups():
@@ -238,8 +257,10 @@ class RayScheduler:
                 group.cancelled.set()
 
     def _start_group(self) -> None:
-        """Start one group more, where a cell waits for it and the cluster may have room; RunFailed
-        where it has had none for too long, or no group can begin."""
+        """Start one group more, where a cell waits for it and the cluster may have room.
+
+        RunFailed where the cluster has had none for NO_CAPACITY_TIMEOUT, or no group can begin.
+        """
         now = time.monotonic()
         num_groups = capacity(self.spec, self.ray.nodes())
         if num_groups:
@@ -271,13 +292,17 @@ class RayScheduler:
     def _due_slot(
         self, usable_slots: list[GroupSlot], num_groups: int, now: float
     ) -> GroupSlot | None:
-        """The slot for the next group: one whose pause is over, else a new one while the cluster
-        holds more groups than there are slots."""
+        """The slot for the next group: one whose pause is over, else a new one; None: not now.
+
+        usable_slots: those without a group that have not failed too often. num_groups: how many
+        groups the cluster holds; there are no more slots than that. now: by time.monotonic().
+        """
         for slot in usable_slots:
             if now >= slot.retry_at:
                 return slot
 
-        # One slot more even where the cluster is full: its nodes may come and go.
+        # One slot even where the cluster holds no group now: its nodes may come and go. Until the
+        # base policy is made, a single one.
         max_slots = min(max(num_groups, 1), self.config.run.cells_at_once or len(self.cells))
         may_add = self.any_group_ready or not self.slots
         if len(self.slots) >= max_slots or not may_add:
@@ -287,6 +312,7 @@ class RayScheduler:
         return new_slot
 
     def _start_group_in(self, slot: GroupSlot) -> None:
+        """Begin the task of a new process group in a slot without one."""
         log_name = f"group{self.slots.index(slot)}-{slot.groups_started}"
         log_prefix = self.folder / LOGS_FOLDER / log_name
         slot.groups_started += 1
@@ -298,13 +324,19 @@ class RayScheduler:
         group.task = asyncio.create_task(self._run_group(slot, group))
 
     async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
-        """A group from its placement to its end. Calls of Ray block, so each is made in a
-        thread."""
+        """A group from its placement to its end; an error that it raises ends the sweep.
+
+        Calls of Ray block, so each is made in a thread.
+        """
         processes = group.processes
         loop = asyncio.get_running_loop()
 
         def report(update: StatusUpdate, cell: Cell | None = None) -> None:
-            """Called in the thread, with an update on a cell in training or of the preparation."""
+            """Called in the thread, with news of a cell in training, or without one of preparation.
+
+            Captures `loop` and `group`. WorkerLost, which ends the call of Ray, where the group is
+            given up.
+            """
             if update != StatusUpdate():
                 loop.call_soon_threadsafe(self._show_update, cell, update)
             if group.state == "opening" and group.cancelled.is_set():
@@ -332,8 +364,11 @@ class RayScheduler:
             processes.kill()
 
     async def _train_cells(self, processes: RayProcessGroup, report: Callable[..., None]) -> bool:
-        """Train cells until none is left or the sweep is asked to end; returns whether the
-        processes can be closed."""
+        """Train cells until none is left or the sweep is asked to end.
+
+        report: takes a StatusUpdate and, by name, its cell. Returns whether the processes can be
+        closed: after a loss, or a failure in one of several, they can only be killed.
+        """
         while not (self.cell_queue.finished or preemption.REQUESTED.is_set()):
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)
@@ -375,8 +410,11 @@ class RayScheduler:
         self.display.finish_cell(cell, failed=bool(error))
 
     def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
-        """Count that a group could not begin; raises an error that no other group would be
-        spared."""
+        """Count that a group could not begin; or raise the error, where it would meet every group.
+
+        Raised is also any error of a group that was ready, as those of its cells are handled
+        before.
+        """
         # Where another group has been ready, the sweep itself is not refused.
         is_refused_here = isinstance(error, InputError) and self.any_group_ready
         may_pass = isinstance(error, preemption.Preempted | RunFailed | WorkerLost)
@@ -384,6 +422,7 @@ class RayScheduler:
             raise error
 
         slot.failed_in_a_row += 1
+        # A pause of 1, 2, 4, ... seconds.
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
         self.open_error = f"{error}; {group.processes.log_tail()}"
         if preemption.REQUESTED.is_set():
@@ -397,7 +436,10 @@ class RayScheduler:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
     def _lose_cell(self, processes: RayProcessGroup, target: CellTarget, error: WorkerLost) -> None:
-        """Start a lost cell again, unless that was tried often enough without progress."""
+        """Put a lost cell back into the queue, or end it as failed after `retries` restarts.
+
+        Only those count since which it has made no progress.
+        """
         if preemption.REQUESTED.is_set():  # it may be that which has ended the process
             self.cell_queue.put_back(target)
             return
@@ -420,8 +462,10 @@ class RayScheduler:
         self.cell_queue.put_back(target)
 
     async def _save_cells(self) -> bool:
-        """Let the cells in training save their state; whether all did in time. A second Ctrl-C does
-        not wait."""
+        """Let the cells in training save their state; returns whether all did within SAVE_TIMEOUT.
+
+        A second Ctrl-C does not wait.
+        """
         if self.cell_queue.is_training:
             print_line(
                 "stopping: the runs in training save their state (Ctrl-C again: do not wait for"
