@@ -22,9 +22,10 @@ def coordinator_address() -> str:
 
 
 def exchange(message: bytes, name: str, round_number: int, processes: Sequence[int]) -> list[bytes]:
-    """The messages of these processes, of which this one is one, in their order.
+    """The messages of these processes, of which this one is one, in the order of `processes`.
 
-    All call it with the same `name`, and count their calls of that name by `round_number`.
+    All call it with the same `name` and the same `processes`, and with `round_number` 0, 1, 2, ...
+    of that name, without a gap. It returns when all have called it; there is no limit of time.
     """
     client: Any = distributed.global_state.client
     folder = f"{name}/{round_number}/"
@@ -34,7 +35,8 @@ def exchange(message: bytes, name: str, round_number: int, processes: Sequence[i
     client.wait_at_barrier(f"{name}/{round_number % 2}", _NO_TIMEOUT, list(processes))
     messages = dict(client.key_value_dir_get_bytes(folder))
 
-    # All have read the messages of the round before, for they are in this one.
+    # All have read the messages of the round before, for they are in this one. Those of this round
+    # must stay: another process may not have read them yet.
     if jax.process_index() == processes[0] and round_number:
         client.key_value_delete(f"{name}/{round_number - 1}/")
     return [messages[f"{folder}{process}"] for process in processes]

@@ -41,9 +41,15 @@ LOGICAL_AXIS_RULES: Mapping[str, tuple[str, ...]] = {
 def axes_that_split(
     name: str, size: int, mesh: Mapping[str, int], used: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The axes of a mesh of these sizes that split a logical axis of this size: of those that the
-    table has for it and that are not `used`, the ones whose product divides it and is largest.
-    Empty where it stays whole."""
+    """The axes of a mesh that split a logical axis of an array, such as ("tensor",).
+
+    Of the mesh axes that LOGICAL_AXIS_RULES has for it and that are not `used`, they are the ones
+    whose product divides its size and is largest; () where it stays whole.
+
+    name: a key of LOGICAL_AXIS_RULES, such as "heads". size: of the axis in the array, such as 32.
+    mesh: the size of each mesh axis, such as {"data": 2, "tensor": 4}; 1 of one that is not there.
+    used: mesh axes that split an earlier axis of the same array; one splits only one of them.
+    """
     candidates = [
         axis for axis in LOGICAL_AXIS_RULES[name] if mesh.get(axis, 1) > 1 and axis not in used
     ]
@@ -51,18 +57,24 @@ def axes_that_split(
     for count in range(1, len(candidates) + 1):
         for axes in combinations(candidates, count):
             parts = count_parts(axes, mesh)
+            # `>`, so that of equal choices the first stays: fewer axes, in the table's order. An
+            # axis of size 0 stays whole.
             if size and size % parts == 0 and parts > count_parts(best, mesh):
                 best = axes
     return best
 
 
 def count_parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
-    """Into how many parts these axes of a mesh split an array."""
+    """Into how many parts these axes of a mesh split an array: the product of their sizes, 1 of
+    none."""
     return math.prod(mesh.get(axis, 1) for axis in axes)
 
 
 @dataclass(frozen=True)
 class MeshShape:
+    """The size of each axis of a mesh; 1 of those that split nothing. Its fields are AXES, in that
+    order."""
+
     data: int = 1
     fsdp: int = 1
     sequence: int = 1
@@ -70,6 +82,7 @@ class MeshShape:
     expert: int = 1
 
     def __str__(self) -> str:
+        """As `parse_mesh` reads it: "data=2,tensor=4", or "auto" of a single device."""
         used_axes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         return ",".join(used_axes) or "auto"
 
@@ -79,12 +92,12 @@ class MeshShape:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Of each axis."""
+        """The size of each axis, all of AXES in their order."""
         return {axis: vars(self)[axis] for axis in AXES}
 
     @property
     def weight_parts(self) -> int:
-        """Devices that have the same rollouts, and parts of the weights."""
+        """How many devices have the same rollouts and, each, a part of a layer's weights."""
         return count_parts(WEIGHT_AXES, self.sizes)
 
     @property
@@ -93,19 +106,26 @@ class MeshShape:
         return self.data * self.fsdp
 
     def split(self, *axes: str) -> "MeshSplit":
-        """What these axes alone split."""
+        """How these mesh axes alone split arrays, such as split("fsdp", "tensor")."""
         return MeshSplit(tuple((axis, vars(self)[axis]) for axis in axes))
 
 
 @dataclass(frozen=True)
 class MeshSplit:
-    """How some axes of a mesh split arrays, by the rules of distributed/sharding.py."""
+    """How some axes of a mesh split arrays, by LOGICAL_AXIS_RULES, without a mesh of devices.
+
+    `SizedAxes` is an array's shape with the logical names of its axes: (("embed", 576), ("mlp",
+    1536)).
+    """
 
     parts: tuple[tuple[str, int], ...]  # (axis, size)
 
     def __call__(self, axes: SizedAxes) -> SizedAxes:
-        """A device's part: of each axis by the mesh axes that divide it, but not by those that
-        split an earlier one."""
+        """The shape of a device's part of an array of this shape.
+
+        Each axis is divided by the mesh axes that split it; axes take them in their order, and one
+        that has split an earlier axis splits no later one.
+        """
         sizes = dict(self.parts)
         used: set[str] = set()
         device_axes = []
@@ -116,13 +136,17 @@ class MeshSplit:
         return tuple(device_axes)
 
     def size(self, axes: SizedAxes) -> int:
-        """Numbers of a device's part."""
+        """How many numbers a device's part of an array of this shape has."""
         return math.prod(size for _, size in self(axes))
 
 
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
-    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices
-    that are left, of those `available` without the `devices_in_use` of another mesh."""
+    """The mesh that a user writes: "auto" (one device), or such as "data=2,tensor=1".
+
+    One size may be -1: the devices that are left over, of those `available` without the
+    `devices_in_use` of another mesh, and at least 1. InputError for another text, and for a mesh of
+    more devices than are left.
+    """
     sizes = {} if text == "auto" else _read_sizes(text)
 
     open_axes = [axis for axis, size in sizes.items() if size == -1]
@@ -154,7 +178,8 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
 
 
 def _read_sizes(text: str) -> dict[str, int]:
-    """The sizes in "data=2,tensor=-1", by axis."""
+    """The sizes in "data=2,tensor=-1", by axis: {"data": 2, "tensor": -1}. InputError for an axis
+    that is unknown or there twice, and for a size that is neither positive nor -1."""
     sizes: dict[str, int] = {}
     for axis_size in text.split(","):
         axis, _, size = (part.strip() for part in axis_size.partition("="))
@@ -165,6 +190,7 @@ def _read_sizes(text: str) -> dict[str, int]:
                 fix="Write, for example, data=2,tensor=1.",
             )
 
+        # What is no number of up to nine digits is refused as 0 is.
         sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise InputError(

@@ -36,11 +36,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def encode(value: Any, kind: Any) -> bytes:
-    """JSON of a value of the type `kind`. Of a config, what was set: defaults stay defaults."""
+    """JSON of a value of the type `kind`, such as `int | None` or `dict[str, str]`.
+
+    Of a pydantic model, such as a config, only the fields that were set are in it: the receiver has
+    the defaults of the others, and does not take them for set.
+    """
     return _adapter(kind).dump_json(value, exclude_unset=True)
 
 
 def decode(message: bytes, kind: Any) -> Any:
-    """The value of the type `kind` that `encode` wrote; pydantic's ValidationError for anything
+    """The value that `encode` wrote with the same `kind`; pydantic's ValidationError for anything
     else."""
     return _adapter(kind).validate_json(message)

@@ -17,8 +17,9 @@ from isojax.core.errors import InputError
 from isojax.distributed import coordination, messages
 
 T = TypeVar("T")
-_rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by members and channel
-_members: list[int] = []  # where these are not all processes
+# The number of the next exchange, by the name that its members and channel give it
+_rounds: defaultdict[str, Iterator[int]] = defaultdict(count)
+_members: list[int] = []  # of `members`; empty: all processes
 
 
 def members() -> Sequence[int]:
@@ -28,7 +29,8 @@ def members() -> Sequence[int]:
 
 @contextmanager
 def only_among(processes: Sequence[int]) -> Iterator[None]:
-    """Within this context, these processes alone are the members, of which this one is one."""
+    """Within this context, these processes alone are the members (`members`), by their index in
+    the run, rising. This process is one of them; contexts are not nested."""
     _members[:] = processes
     try:
         yield
@@ -37,6 +39,7 @@ def only_among(processes: Sequence[int]) -> Iterator[None]:
 
 
 def is_multiprocess() -> bool:
+    """Whether this process has others to agree with: not so for the only one of its role."""
     return len(members()) > 1
 
 
@@ -46,8 +49,12 @@ def is_primary() -> bool:
 
 
 def allgather(value: T, kind: Any, channel: str = "main") -> list[T]:
-    """Each process's value, by process, as JSON of its type `kind` (messages.py). Each thread that
-    calls it has its `channel`."""
+    """The values of all members, in the order of the processes; every member has to call it.
+
+    kind: the type of `value`, by which it is sent as JSON (messages.py), such as `int` or
+        `dict[str, str]`.
+    channel: a name for each thread that calls it, so that calls of two threads do not mix.
+    """
     if not is_multiprocess():
         return [value]
 
@@ -59,20 +66,25 @@ def allgather(value: T, kind: Any, channel: str = "main") -> list[T]:
 
 
 def broadcast(value: T, kind: Any) -> T:
-    """Process 0's value, of the type `kind`."""
+    """The value of the first member, of the type `kind`; those of the others are ignored. Every
+    member has to call it."""
     return allgather(value, kind)[0]
 
 
 class _Outcome(BaseModel):
     """What came of a call in process 0: what it made, as a message, or why it was refused."""
 
-    made: str = ""
-    refusal: str | None = None
+    made: str = ""  # by messages.encode, as text; "" where it was refused
+    refusal: str | None = None  # the InputError's text; None: it was not refused
 
 
 def run_on_primary(make: Callable[[], T], kind: Any) -> T:
-    """What process 0 makes, of the type `kind`; every process raises the InputError that this
-    raises."""
+    """What `make` returns in process 0, which alone calls it; every member has to call this.
+
+    kind: the type of what it returns, by which it is sent as JSON (messages.py). An InputError of
+    `make` is raised in every process; any other exception in process 0 alone, while the others wait
+    until the launcher's watchdog ends them.
+    """
     if not is_multiprocess():
         return make()
 
@@ -92,11 +104,12 @@ def run_on_primary(make: Callable[[], T], kind: Any) -> T:
 
 
 def barrier(name: str) -> None:
+    """Wait until every member has called it. `name` says where, for whoever reads the call."""
     allgather(name, str)
 
 
 def start_host_copy(arrays: Iterable[Any]) -> None:
-    """Begins to copy to the host what `local_shard_rows` will read."""
+    """Begins to copy to the host what `local_shard_rows` will read of these arrays [S ...]."""
     for x in arrays:
         if is_multiprocess():
             for shard in x.addressable_shards:
@@ -106,15 +119,21 @@ def start_host_copy(arrays: Iterable[Any]) -> None:
 
 
 def local_shard_rows(x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Of an array [S ...] that is sharded over processes: the indices of the shards of this
-    process, and their rows. Each shard belongs to one process, also where several hold it."""
+    """The part of an array [S ...] that belongs to this process: (indices i[s], rows [s ...]).
+
+    The array is sharded along its first axis over the processes, and `indices` are of that axis,
+    rising. Each row belongs to one process, also where several hold a copy; a process may have none
+    (s = 0). With one process s = S.
+    """
     if not is_multiprocess():
         return np.arange(len(x)), np.asarray(x)
 
+    # Of the copies of a part, the one with replica_id 0.
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     if not shards:
         return np.zeros(0, np.int64), np.zeros((0, *x.shape[1:]), x.dtype)
 
+    # `start` is None where the first axis is not split.
     shards.sort(key=lambda shard: shard.index[0].start or 0)
     shard_ids = [np.arange(len(x))[shard.index[0]] for shard in shards]
     return np.concatenate(shard_ids), np.concatenate([np.asarray(shard.data) for shard in shards])

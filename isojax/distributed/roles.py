@@ -18,9 +18,11 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 
-END = "end"  # training has ended, and by which error
+# The kind of the last message of a process that trains: (END, None), or (END, the error)
+END = "end"
 
-Message = tuple[Any, ...]  # what it is about, and anything that can be pickled
+# Its kind, such as "sampled", and anything that can be pickled
+Message = tuple[Any, ...]
 
 
 class TrainingFailed(Exception):
@@ -31,9 +33,9 @@ class Link:
     """Messages with one process of the other role."""
 
     def __init__(self, deliver: Callable[[int, Message], object]):
-        """`deliver` carries a message, as it is now, with its number to the link in the other
-        process, whose `receive` is called there; it returns at once. Messages may arrive in any
-        order, in several threads."""
+        """deliver: called with (number, message). It carries them to the link in the other process,
+        whose `receive` is called there, and returns at once. Messages may arrive in any order, in
+        several threads; a message is sent as it is at the call, and may be changed after it."""
         self._deliver = deliver
         self._numbers = count()
         self._early: dict[int, Message] = {}  # that have come before their turn
@@ -47,7 +49,7 @@ class Link:
 
     def receive(self, number: int, message: Message) -> None:
         """Hand on this message, and those after it that were waiting for it; or keep it until its
-        turn comes."""
+        turn comes. `number` counts the messages of the other process from 0."""
         with self._receiving:
             self._early[number] = message
             while self._next_number in self._early:
@@ -59,12 +61,13 @@ class Link:
 @dataclass(frozen=True)
 class Role:
     """What this process does in a run of two roles. Each process of a role is assigned to one of
-    the other role."""
+    the other role: the process of rank r to the peer of rank r modulo their number."""
 
-    trains: bool
+    trains: bool  # else it only samples
     rank: int  # of this process in its role
     size: int  # processes of its role
-    peers: Mapping[int, Link]  # the processes of the other role, by their index in the run
+    # the processes of the other role, by their index in the run, in rising order
+    peers: Mapping[int, Link]
     job_numbers: Iterator[int] = field(default_factory=count)  # the same in all processes of a role
 
     @property
@@ -83,16 +86,20 @@ class Role:
         return {self.own_peer, *self.assigned_peers}
 
     def next_message(self, kind: str) -> Any:
-        """What the peer to which this process is assigned sends as the next message, of this kind;
-        None at the end of the run. Raises TrainingFailed where an error has ended it."""
+        """The next message of the peer to which this process is assigned, as a list without its
+        kind; None at the end of the run.
+
+        kind: the only one that the message may have, but for END. It waits until there is one.
+        Raises TrainingFailed where an error has ended the run.
+        """
         received_kind, *content = received(self.own_peer)
         assert received_kind in (kind, END), received_kind
         return None if received_kind == END else content
 
 
 def received(link: Link) -> Any:
-    """The next message of a process that trains. Raises TrainingFailed where an error has ended
-    it."""
+    """The next message of a process that trains, which it waits for. Raises TrainingFailed where an
+    error has ended that process."""
     message = link.incoming.get()
     if message[0] == END and message[1] is not None:
         raise TrainingFailed from message[1]
@@ -100,16 +107,21 @@ def received(link: Link) -> Any:
 
 
 def processes_of_roles(num_processes: int, sampler_processes: int) -> tuple[range, range]:
-    """The processes that train, and those that only sample."""
+    """The processes that train, and those that only sample, by their index: the last ones."""
     trainers = num_processes - sampler_processes
     return range(trainers), range(trainers, num_processes)
 
 
 @contextmanager
 def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[Role | None]:
-    """Until the context ends, the last `sampler_processes` of this run's processes sample for the
-    others; None: all do the same. `links`: with all processes of the other role, by their index.
-    What ends a process that trains is told to those that sample."""
+    """The role of this process, until the context ends; None where all processes do the same.
+
+    sampler_processes: so many, the last ones of this run, sample for the others; 0: none does.
+    links: with all processes of the other role, by their index in the run, in rising order.
+
+    Within the context, the members of distributed/multiprocess.py are the processes of this role. A
+    process that trains sends what ended it, or None, to those that sample.
+    """
     if not sampler_processes:
         yield None
         return
@@ -125,7 +137,7 @@ def divide_roles(sampler_processes: int, links: Mapping[int, Link]) -> Iterator[
         try:
             yield role
         except BaseException as e:
-            # others may not be ones that can be sent
+            # These can be pickled, to be sent; of another error its text is sent.
             is_known = isinstance(e, InputError | RunFailed | Preempted)
             error = e if is_known else RunFailed(f"{type(e).__name__}: {e}")
             raise

@@ -58,7 +58,7 @@ TOKEN_AXES = (("token", None, None), (None, "token", None))
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
-    """A mesh of Auto axes over the first of these devices."""
+    """A mesh of Auto axes over the first `shape.devices` of these devices."""
     grid = np.asarray(devices[: shape.devices]).reshape(*shape.sizes.values())
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -66,8 +66,17 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
 def partition_spec(
     logical: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """The table applied to one array: each of its axes by the mesh axes that divide it, but not by
-    those that split an earlier one."""
+    """How a mesh splits one array, by the table LOGICAL_AXIS_RULES (mesh_spec.py).
+
+    Each of its axes is split by the mesh axes that the table has for it and that divide it, but not
+    by those that split an earlier axis.
+
+    logical: the name of each axis in the table, such as ("embed", "heads", "head_dim"); None: the
+        axis stays whole.
+    shape: the array's, with as many axes.
+
+    InputError for a name that the table lacks: a model of the user's may have one.
+    """
     spec: list[str | tuple[str, ...] | None] = []
     used: set[str] = set()
     for name, size in zip(logical, shape, strict=True):
@@ -80,9 +89,11 @@ def partition_spec(
 
         axes = () if name is None else axes_that_split(name, size, mesh.shape, used)
         if name == "shard" and axes:
-            axes = ROLLOUT_AXES  # also those of one device, as shard_maps name them
+            # Both axes, even if one has a single device: shard_maps write it so, and JAX compares
+            # specs as they are written.
+            axes = ROLLOUT_AXES
 
-        # JAX compares specs as they are written, so a single axis is not written as a tuple.
+        # For the same reason a single axis is not written as a tuple.
         if len(axes) > 1:
             spec.append(axes)
         else:
@@ -92,18 +103,22 @@ def partition_spec(
 
 
 def mesh_axes_of(spec: PartitionSpec) -> tuple[str, ...]:
-    """The axes of a mesh by which a spec splits an array."""
+    """The axes of a mesh by which a spec splits an array, in the spec's order: ("fsdp", "tensor")."""
     entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
     return tuple(axis for entry in entries for axis in entry)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """The sharding of an array that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def manual_spec(spec: PartitionSpec) -> PartitionSpec:
-    """The part of a spec on the axes that a shard_map here is manual over (data, fsdp)."""
+    """A spec without the mesh axes that are not data or fsdp, as `map_over_shards` takes it.
+
+    P(("fsdp", "tensor"), None) becomes P(("fsdp",), None): a shard_map may name only the axes that
+    it is manual over, and XLA keeps the array split over the others.
+    """
     manual_entries = []
     for entry in spec:
         mesh_axes = mesh_axes_of(PartitionSpec(entry))
@@ -112,27 +127,38 @@ def manual_spec(spec: PartitionSpec) -> PartitionSpec:
 
 
 def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
-    """The table applied to each parameter, from its ShapeDtypeStruct and its logical axes."""
+    """`partition_spec` of each parameter: a tree of specs.
+
+    shapes: a tree of ShapeDtypeStructs. logical_axes: the same tree, with the names of the axes of
+    each parameter in place of its shape.
+    """
     return jax.tree.map(
         lambda shape, names: partition_spec(names, shape.shape, mesh), shapes, logical_axes
     )
 
 
 def param_shardings(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
+    """The NamedSharding of each parameter, by `partition_specs`."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), partition_specs(shapes, logical_axes, mesh)
     )
 
 
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
-    """For each parameter, the spec with which a shard_map takes it as it is sharded over fsdp."""
+    """The spec of each parameter with which `map_over_shards` takes it: that part of its sharding
+    which is over fsdp (`manual_spec`). Arguments as of `partition_specs`."""
     return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
 
 
 def map_over_shards(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`function` in a shard_map that is manual over the axes that split rollouts."""
+    """`function` in a shard_map that is manual over data and fsdp, the axes that split rollouts.
+
+    in_specs, out_specs: trees of PartitionSpecs of its arguments and of what it returns; they may
+    name only these two axes. It sees arrays of which they are split away; over the other axes of
+    the mesh XLA splits what happens in it.
+    """
     return shard_map(
         function,
         mesh=mesh,
@@ -150,10 +176,16 @@ def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
 
 
 def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) -> NamedSharding:
-    """A sharding on the source's mesh from which `copy_to_mesh` makes an array like `target`:
-    `source` itself if each process holds what its devices are to hold; or with the parts over the
-    rollout axes gathered; or whole."""
+    """A sharding on the source's mesh from which `copy_to_mesh` makes an array like `target`.
 
+    It is `source` itself if each process holds what its devices are to hold; else with the parts
+    over the rollout axes gathered; else whole on every device: the first of these from which no
+    process needs data of another.
+
+    shape: an array or ShapeDtypeStruct. target: on another mesh, of some of the same processes.
+    """
+
+    # Captures `shape`.
     def parts(sharding: NamedSharding) -> set[tuple[int, str]]:
         """Which processes hold which parts, each by its index as text."""
         indices = sharding.devices_indices_map(shape.shape)
@@ -168,16 +200,24 @@ def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) 
 
 
 def copy_to_mesh(arrays: Any, shardings: Any) -> Any:
-    """Arrays of one mesh on another. No process asks another one: each copies from its devices to
-    its devices."""
+    """Arrays of one mesh on another.
+
+    shardings: on the other mesh, for each array of the tree. With several processes none asks
+    another one: each copies from its devices to its devices. So the arrays must have the sharding
+    that `copyable_sharding` names.
+    """
     if is_multiprocess():
         return jax.tree.map(_copy_in_process, arrays, shardings)
     return jax.device_put(arrays, shardings)
 
 
 def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
-    """`copyable_sharding` has made x such that this process holds each part as it is wanted, or
-    else the whole array."""
+    """x as `target` shards it, made of what this process holds of x.
+
+    `copyable_sharding` has seen to it that this process holds each part as it is wanted, or else
+    the whole array.
+    """
+    # Parts by their index in the array, as text: slices cannot be keys.
     held = {str(shard.index): shard.data for shard in x.addressable_shards}
     parts = []
     for device, index in target.addressable_devices_indices_map(x.shape).items():
@@ -189,20 +229,25 @@ def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
-    """An array on a mesh, of a host array that every process has, at least where its devices need
-    it."""
+    """An array on a mesh, made of a host array.
+
+    Every process calls it with x of the whole shape; what x holds has to be right only in the parts
+    that are on this process's devices.
+    """
     return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
 
 def traced_platform() -> str:
-    """The platform of the mesh that a program is traced for; without a mesh, of this process."""
+    """The platform of the mesh that a program is traced for, "cpu", "gpu" or "tpu"; without a mesh,
+    that of this process."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 @contextmanager
 def traced_for(platform: str) -> Iterator[None]:
-    """Programs are traced as for one device of this platform, which need not be here."""
+    """Within this context, programs are traced as for one device of this platform ("cpu", "gpu" or
+    "tpu"), which need not be here."""
     device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
     axis_types = (AxisType.Auto,) * len(AXES)
     mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=axis_types, abstract_device=device)
@@ -211,12 +256,13 @@ def traced_for(platform: str) -> Iterator[None]:
 
 
 def shard_count(mesh: Mesh) -> int:
+    """S, the number of parts into which a mesh splits rollouts."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def padded_positions(positions: int, mesh: Mesh | AbstractMesh) -> int:
-    """Positions of a prompt, as many as the devices that split them can share evenly; without a
-    mesh, as they are."""
+    """The positions of a prompt, rounded up to a multiple of the devices that split them; as they
+    are on a mesh that splits none, and on an empty one."""
     num_parts = mesh.shape.get(PROMPT_AXIS, 1)
     return -(-positions // num_parts) * num_parts
 
@@ -237,7 +283,10 @@ def vocabulary_is_split(mesh: Mesh | AbstractMesh) -> bool:
 
 
 def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.Array:
-    """x by the table, in a shard_map on a mesh that splits positions; elsewhere as it is."""
+    """x, split by the table where the mesh that is set splits positions; elsewhere x as it is.
+
+    logical: as of `partition_spec`, a name for each axis of x.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if not positions_are_split(mesh):
         return x
@@ -259,8 +308,12 @@ def keep_heads_whole(x: jax.Array, is_whole: bool, kv_heads: int) -> jax.Array:
 
 
 def keep_undivided_whole(y: jax.Array, outputs: SizedAxes) -> jax.Array:
-    """Products [*b, *outputs] of a matrix with these logical axes, split no further than the table
-    splits it: as the one key of a layer, or matrices that are fused, each device has them whole.
+    """Products of a matrix, split over devices no further than the table splits the matrix.
+
+    y: [*b, *outputs]. outputs: the names and sizes of the matrix's output axes, such as
+    (("kv_heads", 1), ("head_dim", 64)); the first may be one of INNER_AXES. Where fewer devices
+    than share a layer divide it, as a single key head, or matrices that are fused, y is
+    constrained to be whole over the others; else it is returned as it is.
 
     XLA would otherwise split a head in its middle, or fused matrices where none of them ends, and
     devices exchange the parts by permutations, for which devices may wait forever
@@ -274,15 +327,19 @@ def keep_undivided_whole(y: jax.Array, outputs: SizedAxes) -> jax.Array:
 
 
 def constrain_last_axes(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """x, whose last axes are split by a spec, and the others as XLA likes."""
+    """x, whose last axes are split by a spec, and the others as XLA likes. The spec has an entry
+    for each of the last axes, at most `x.ndim`."""
     free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, *spec))
 
 
 def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) -> jax.Array:
-    """rows[index] of rows [g *d] with these logical axes; each device takes of its own part where
-    they are split over some axes of the mesh alone, as `kv_heads` may be over `tensor` and not over
-    `expert`.
+    """rows[index], in a way that XLA can compile however the mesh splits the rows.
+
+    rows: [g *d]; logical: the name of each of its axes, or None; that of the first is None, so that
+    every device has all g. index: i32[...]. Where the rows are split over some but not all of the
+    axes that share a layer's weights, as `kv_heads` may be over `tensor` and not over `expert`,
+    each device takes from its part in a shard_map.
 
     XLA splits the index too, where what comes out meets hidden states whose tokens are split
     (`split_tokens`), over the axes that the rows have left. libtpu's partitioner fails an assertion
@@ -294,6 +351,7 @@ def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) 
     if count_parts(axes, mesh.shape) in (1, devices_of_a_layer()):
         return rows[index]
 
+    # part: [g *d], with the split axes of d divided.
     def of_device(part: jax.Array, index: jax.Array) -> jax.Array:
         return part[index]
 
@@ -308,8 +366,8 @@ def take_rows(rows: jax.Array, index: jax.Array, logical: Sequence[str | None]) 
 
 
 def devices_of_a_layer() -> int:
-    """How many devices share the weights of a layer, in the mesh that is set, where their axes
-    divide."""
+    """How many devices share the weights of a layer in the mesh that is set: so many where they
+    divide the weights' axes, else fewer."""
     return count_parts(WEIGHT_AXES, jax.sharding.get_abstract_mesh().shape)
 
 
@@ -320,13 +378,23 @@ def sum_over_experts(
     *inputs: jax.Array,
     is_kernel: bool = False,
 ) -> jax.Array:
-    """function(first_expert, weights, *inputs), summed over devices where a mesh splits `weights`,
-    which have these logical axes: by whole experts, or each expert's matrices. Every device has all
-    inputs. `is_kernel`: XLA cannot split the function over any axis, and does not have to."""
+    """function(first_expert, weights, *inputs), summed over the devices that split `weights`.
+
+    A mesh splits them by whole experts, or splits each expert's matrices; then each device calls
+    `function` with its part. Without a split it is called once, with first_expert = 0.
+
+    function: returns its part of a sum over experts. `first_expert` (int or i32[]) is the number of
+        the first expert of its weights.
+    weights, axes: arrays, and the logical axes of each, such as ("expert", "embed", "mlp"). The
+        first one's split is that of the experts' sum; "embed" is whole here.
+    inputs: every device has all of them, such as hidden states [t D] and experts i32[t k].
+    is_kernel: XLA cannot split the function over any axis, and does not have to: the shard_map is
+        manual over every axis that is not manual already.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     specs = []
     for names, w in zip(axes, weights, strict=True):
-        # What fsdp splits is gathered already.
+        # fsdp, which splits `embed`, is gathered already.
         not_embed = [None if name == "embed" else name for name in names]
         specs.append(partition_spec(not_embed, w.shape, mesh))
 
@@ -343,6 +411,8 @@ def sum_over_experts(
     expert_axis = list(axes[0]).index("expert")
     split_by_experts = mesh_axes_of(PartitionSpec(specs[0][expert_axis]))
 
+    # weights: this device's parts. number: of its part among those of whole experts, 0 where each
+    # expert's matrices are split. Captures `function`, `expert_axis` and `split_axes`.
     def of_device(
         number: int | jax.Array, weights: Sequence[jax.Array], *inputs: jax.Array
     ) -> jax.Array:
@@ -363,8 +433,15 @@ def map_over_parts(
     out_specs: Any,
     manual_axes: Collection[str],
 ) -> Callable[..., Any]:
-    """`function(number, *inputs)` in a shard_map over `manual_axes`; `number` is that of a device's
-    part along `split_axes`, and 0 without any.
+    """`function(number, *inputs)` in a shard_map over `manual_axes`, to be called with the inputs.
+
+    number: i32[], which part along `split_axes` a device has, in the order of the mesh; 0 without
+        any.
+    split_axes: of `manual_axes`, such as ("tensor", "expert").
+    in_specs: a PartitionSpec, or a tree of them, for each of `inputs`; out_specs: of what is
+        returned.
+
+    It uses the mesh that is set when it is called.
 
     The number comes in as an array that the axes split. `axis_index` would also make the axes
     manual that are automatic here; where the mesh has one of them in front of `split_axes`, as
@@ -384,17 +461,20 @@ def map_over_parts(
 
 
 def token_parts(mesh: Mesh | AbstractMesh) -> int:
-    """How many devices share the tokens of hidden states (`split_tokens`)."""
+    """How many devices share the tokens of hidden states, if they divide these (`split_tokens`)."""
     return count_parts(LOGICAL_AXIS_RULES["token"], mesh.shape)
 
 
 def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
-    """Hidden states [b t D] of which each device that has parts of the weights had all tokens and
-    gets a part of them, or the other way round, where they will be differentiated, and their
-    gradient in the opposite direction; elsewhere as they are."""
+    """Hidden states [b t D], split by tokens over the devices that share a layer's weights.
+
+    is_split: True: each of these devices has all tokens, and gets a part of them. False: the other
+    way round. Their gradient goes in the opposite direction. x stays as it is where it is not
+    differentiated, and where the devices divide neither b nor t.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES]
-    # of equal ones the first: by rows
+    # By rows b or by positions t: what makes more parts; of equal ones the first, by rows.
     part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))
     if not any(part):
         return x
@@ -405,6 +485,8 @@ def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _reshard(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> jax.Array:
+    """x, and in a program that differentiates it, with the sharding `after` in place of `before`;
+    its gradient gets `before` in place of `after`."""
     return x  # where nothing waits for a gradient
 
 
@@ -422,9 +504,11 @@ _reshard.defvjp(
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Of a program with the gradient in it. On a TPU, where fsdp splits the model, one of XLA's
-    passes fails an assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left
-    out."""
+    """XLA's options for a program with the gradient in it; None: the defaults.
+
+    On a TPU, where fsdp splits the model, one of XLA's passes fails an assertion ("user->opcode()
+    == HloOpcode::kAdd") for some shapes, and is left out.
+    """
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1
     if not needs_workaround:
         return None
@@ -458,13 +542,16 @@ class Program:
 
 
 def shape_on(sharding: Any, shape: tuple[int, ...] = (), dtype: Any = "int32") -> Any:
-    """The ShapeDtypeStruct of an array with this sharding."""
+    """The ShapeDtypeStruct of an array with this sharding; by default of a scalar i32[]."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def shapes_with_shardings(shapes: Any, shardings: Any) -> Any:
-    """A tree of shapes, or of arrays, with one sharding, or with those of a tree of the same
-    structure."""
+    """A tree of ShapeDtypeStructs with shardings.
+
+    shapes: a tree of arrays or ShapeDtypeStructs. shardings: one for all of them, or a tree of the
+    same structure.
+    """
     if isinstance(shardings, Sharding):
         return jax.tree.map(lambda x: shape_on(shardings, x.shape, x.dtype), shapes)
     return jax.tree.map(lambda x, s: shape_on(s, x.shape, x.dtype), shapes, shardings)

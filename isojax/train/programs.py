@@ -37,7 +37,8 @@ from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, is_on_device, tokenize
 from isojax.train.evaluate import Evaluator
 
-# problems of a language model that are labelled at once: as many as a kill may cost
+# problems of a language model that are labelled in one call: labels are saved after each call, so a
+# kill costs so many
 LABEL_BATCH = 64
 # Cells that run at the same time share programs: one compiles them, and the others wait instead of
 # doing the same.
@@ -48,11 +49,12 @@ COMPILE_LOCK = threading.Lock()
 class RolloutOptions:
     """Who samples, and whether a hook reads the rollouts of training."""
 
-    engine: str = LOCAL_ROLLOUTS  # of training
+    engine: str = LOCAL_ROLLOUTS  # `run.rollouts`: who samples for training, such as "server"
     has_hook: bool = False
-    server: ServerConfig = field(default_factory=ServerConfig)
-    eval_server: str | None = None  # the URL of the one that samples evaluations
-    run_name: str = ""
+    server: ServerConfig = field(default_factory=ServerConfig)  # `run.server`
+    # the URL of the server that samples evaluations; None: isojax samples them
+    eval_server: str | None = None
+    run_name: str = ""  # names the folder in which servers find the run's policies
 
     @property
     def leave_the_program(self) -> bool:
@@ -61,7 +63,11 @@ class RolloutOptions:
 
 
 class SweepPrograms:
-    """The decoder, the programs that make rollouts and train on them, and the evaluator."""
+    """The decoder, the programs that make rollouts and train on them, and the evaluator.
+
+    All cells of the sweep share it, also those that run at the same time in threads. What changes
+    from cell to cell (B_p, n, seed) is an argument of the programs; what fixes a shape is not.
+    """
 
     def __init__(
         self,
@@ -74,9 +80,16 @@ class SweepPrograms:
         role: Role | None = None,
         rollouts: RolloutOptions = RolloutOptions(),
     ):
-        """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve
-        several meshes. Asynchronous rollouts are sampled on `sampler_mesh`, where it is given
-        (rl/async_rl/async_rollouts.py), and by other processes, where this one has a role."""
+        """Builds programs; nothing is compiled yet.
+
+        cell: the settings that all cells share.
+        sweep: with all sizes chosen by the planner, such as `decode_slots`; none of them is None.
+        pairs: every (B_p, n) of the sweep, such as [(32, 2), (32, 4)]; buffers fit the largest.
+        mesh: of the devices that train, and sample too unless `sampler_mesh` is given.
+        task: may serve several meshes.
+        sampler_mesh, role: where asynchronous rollouts are sampled: on another mesh of this
+            process, or by other processes (rl/async_rl/async_rollouts.py); None: neither.
+        """
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, (
             "the planner chooses them"
         )
@@ -124,9 +137,15 @@ class SweepPrograms:
     def _build_rollout_programs(
         self, sweep: SweepConfig, rollouts: RolloutOptions
     ) -> RolloutPrograms:
-        """Of rollouts that are sampled with the policy which is trained on them: in the update's
-        program where that is possible, else by an engine, before the update."""
+        """The programs of synchronous runs, whose rollouts are sampled with the policy that is
+        trained on them: in the update's program where that is possible, else by an engine, before
+        the update.
+
+        It is possible for a task that verifies on device, if nobody else samples or reads the
+        rollouts and their number is known before (no dynamic sampling).
+        """
         cell, task = self.cell_config, self.task
+        # A schedule by gradient needs the metrics `grad_signal` (train/growth.py) of each update.
         schedules = map(parse_schedule, sweep.schedules.values())
         measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
 
@@ -163,9 +182,12 @@ class SweepPrograms:
         return self.rollout_programs.open_rollouts(problems)
 
     def _open_servers(self, rollouts: RolloutOptions) -> dict[str | None, PolicyServer]:
-        """Those that sample, by URL: one that samples training and evaluations is given each policy
-        once."""
+        """The servers that sample, by URL; {} where isojax samples all.
+
+        One that samples both training and evaluations is there once, and is given each policy once.
+        """
         url_of_training = rollouts.server.url if rollouts.engine != LOCAL_ROLLOUTS else None
+        # None stands for "no server".
         urls = filter(None, dict.fromkeys([url_of_training, rollouts.eval_server]))
         return {
             url: PolicyServer(rollouts.server, url, self.decoder, self.mesh, rollouts.run_name)
@@ -178,6 +200,7 @@ class SweepPrograms:
         samples: int,
         build_engine: Callable[[EngineSetup], RolloutEngine] = local_engine,
     ) -> Evaluator:
+        """An evaluator whose calls have `problems` problems with `samples` rollouts each."""
         return Evaluator(
             self.decoder,
             self.task,
@@ -191,7 +214,7 @@ class SweepPrograms:
 
     def compile(self, num_problems: int) -> None:
         """Compiles all that training and evaluation run, with so many training problems; a second
-        call does nothing."""
+        call does nothing. A labeller apart from the evaluator is compiled by its user."""
         with COMPILE_LOCK:
             self.rollout_programs.compile(self.update_shapes(num_problems))
             self.evaluator.compile()
@@ -208,12 +231,17 @@ class SweepPrograms:
         return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
     def update_shapes(self, num_problems: int) -> UpdateShapes:
-        """The shapes of what the update reads in addition to a batch."""
+        """The shapes and shardings of what the update reads in addition to a batch.
+
+        `num_problems` is the number of rows of the problem table. `base_params` are {} where the
+        update does not read them.
+        """
         base_params: Params = {}
         if self.reads_base_params:
             base_params = shapes_with_shardings(
                 self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh)
             )
+        # Answers are columns of the table only where a device compares with them.
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         on_all = replicated(self.mesh)
         return UpdateShapes(
@@ -226,14 +254,17 @@ class SweepPrograms:
         )
 
     def frozen_params(self, base_params: Params) -> Params:
-        """The base policy's parameters as a run keeps them, in place of the given ones: as products
-        are computed."""
+        """The base policy's parameters as a run keeps them: in the dtype of products.
+
+        In another dtype than float32 the given arrays are donated: do not read them any more.
+        """
         if self.decoder.options.compute_dtype == "float32":
             return base_params
         return jax.jit(self.decoder.cast_params, donate_argnums=0)(base_params)
 
     def initial_params(self, base_params: Params) -> Params:
-        """The policy's parameters before its first update, in place of the base policy's."""
+        """All of the policy's parameters before its first update: with LoRA, the base policy's and
+        fresh adapters. Do not read `base_params` any more (`frozen_params`)."""
         if self.decoder.config.lora is None:
             return base_params
         return policy_params(self.init(base_params).params, self.frozen_params(base_params))
@@ -243,13 +274,17 @@ class SweepPrograms:
 
 
 def eval_server_engine(policy_server: PolicyServer, setup: EngineSetup) -> RolloutEngine:
-    """Evaluations need no log-probs."""
+    """An engine that samples evaluations by a server, without log-probs: nothing reads them."""
     return ServerEngine(setup, policy_server.server, policy_server=policy_server)
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:
-    """The decoder that a sweep trains; InputError where its vocabulary is smaller than the
-    task's."""
+    """The decoder that a sweep trains, without parameters; InputError where its vocabulary is
+    smaller than the task's.
+
+    sweep: its choices that are still None become the simplest: plain attention, nothing computed
+    again. task_vocab: tokens. platform: "cpu", "gpu" or "tpu", which decides the precision.
+    """
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
         raise InputError(
             where="cell.model.vocab",

@@ -14,7 +14,7 @@ from isojax.train.evaluate import RolloutSample
 
 
 def prompt_texts(task: Task, problems: Sequence[Problem]) -> list[str]:
-    """Each prompt as the model reads it."""
+    """Each prompt as the model reads it: with the chat template, where the task has one."""
     if is_on_device(task):
         return [problem.prompt for problem in problems]
     return task.prompt_texts(problems)
@@ -27,8 +27,10 @@ def shared_beginning(prompts: Sequence[str]) -> str:
         return ""
     lines_by_prompt = [prompt.splitlines(keepends=True) for prompt in prompts]
     beginning = ""
-    for first, *others in zip(*lines_by_prompt, strict=False):  # line by line
+    # Line by line, as far as the shortest prompt goes.
+    for first, *others in zip(*lines_by_prompt, strict=False):
         is_shared = all(line == first for line in others)
+        # A line without an end is a prompt's last: it may hold all that tells the prompts apart.
         if not (is_shared and first.endswith("\n")):
             break
         beginning += first
@@ -36,12 +38,16 @@ def shared_beginning(prompts: Sequence[str]) -> str:
 
 
 def describe_beginning(beginning: str) -> str:
-    """The lines that say once what the prompts share."""
+    """The lines that say once what the prompts share; "" where `beginning` is empty."""
     return f"    every prompt begins with:\n{indent(beginning, 8)}\n" if beginning else ""
 
 
 def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> str:
-    """The reward of a rollout, and the answer that it was compared with where it is not right."""
+    """The reward of a rollout, and the answer that it was compared with where it is not right.
+
+    Such as "correct", "wrong, the answer is 12", or, where rewards are `graded` (any number from 0
+    to 1), "reward 0.250, the answer is 12".
+    """
     is_right = sample.reward == 1
     verdict = "correct" if is_right else "wrong"
     if graded:
@@ -50,12 +56,16 @@ def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> s
 
 
 def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str:
-    """Why a rollout in text has that reward: its scores, the answer that was found, and whether it
-    was cut off."""
+    """Why a rollout in text has its reward: scores, the answer found, and whether it was cut off.
+
+    Such as "the response says 13, cut off after 64 tokens"; "" where there is nothing to say, or
+    the task verifies on device.
+    """
     if is_on_device(task):
         return ""
     details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
-    answer = task.answer_found(problem, sample.tokens)  # None: not `math` judges
+    # "": the verifier `math` found none. None: another verifier judges, and does not say.
+    answer = task.answer_found(problem, sample.tokens)
     if answer and sample.reward != 1:
         details.append(f"the response says {answer}")
     elif answer == "":
@@ -68,8 +78,13 @@ def describe_details(task: Task, problem: Problem, sample: RolloutSample) -> str
 
 
 def mark_context(task: Task, tokens: np.ndarray) -> str:
-    """A response i32[t], context as ~token, as text, with «» around what the policy did not draw.
-    A turn's stop is shown with the reply after it."""
+    """A response as text, with «» around what the policy did not draw.
+
+    tokens: i32[t]; a token that the policy did not draw (context) is there as ~token, a negative
+    number. A turn's stop is shown with the reply after it.
+    """
+    # i[parts]: how many tokens there are up to the end of each part. Parts alternate: the policy's
+    # tokens, context, and so on.
     ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
     # A part's text is what it adds to the text of the tokens before it, because a
     # character may need several tokens.
@@ -78,12 +93,13 @@ def mark_context(task: Task, tokens: np.ndarray) -> str:
 
     marked = ""
     for part, end in zip(parts, ends, strict=True):
+        # By the part's last token; the only part of an empty response has none.
         is_context = end > 0 and tokens[end - 1] < 0
         marked += f"«{part}»" if is_context else part
     return marked
 
 
 def indent(text: str, spaces: int) -> str:
-    """A text with each of its lines moved in."""
+    """A text with each of its lines moved in, and without line ends behind the last one."""
     margin = " " * spaces
     return margin + text.rstrip("\n").replace("\n", f"\n{margin}")

@@ -22,24 +22,32 @@ from isojax.tasks.task import Task, tokenize
 from isojax.train.evaluate import Evaluator
 from isojax.train.programs import LABEL_BATCH
 
-# of a call, for each that may be in flight: the last of a call leave places empty
+# Requests of a call for each that the server works on at a time. While the last ones of a call
+# finish, the places of the others are empty: the more requests, the smaller that share of the time.
 REQUESTS_PER_PLACE = 4
 
 
 class ServerLabelling:
-    """As `SweepPrograms`, for labels alone."""
+    """The LabelPrograms of a server that samples: as `SweepPrograms`, for labels alone."""
 
     def __init__(self, cell: CellConfig, mesh: Mesh, task: Task, options: ServerOptions) -> None:
-        """InputError where the server cannot be used; RunFailed where it does not answer."""
+        """Makes the evaluator that asks the server (`labeller`).
+
+        cell: its `model.path` has config.json and the tokenizer.
+        options: the server's address, and how many requests it gets at a time.
+
+        InputError where the server cannot be used; RunFailed where it does not answer.
+        """
         self.cell_config, self.task = cell, task
         self.decoder = Decoder(cell.model, cell.model.vocab or task.vocab)
 
-        # A call has so many problems that its requests fill the places of the server, and no more
-        # than a kill may cost.
+        # A call has so many problems that its requests, one for each rollout, fill the places of
+        # the server, and no more than LABEL_BATCH, which a kill would cost.
         attempts = max(1, cell.data.attempts)
         problems_to_fill = math.ceil(REQUESTS_PER_PLACE * options.in_flight / attempts)
         problems = min(LABEL_BATCH, max(1, problems_to_fill))
-        # Of these, an engine that samples elsewhere reads the sizes of the buffers alone.
+        # An engine that samples elsewhere reads the sizes of the buffers alone. The sizes that are
+        # 1 here are for isojax's own sampler and for training.
         shapes = SamplerShapes(
             [(problems, attempts)],
             shards=1,
@@ -69,5 +77,5 @@ def _build_engine(options: ServerOptions, setup: EngineSetup) -> ServerEngine:
 
 
 def fingerprint_if_there(folder: Path) -> str:
-    """`fingerprint`; empty where the folder has no weights, which only the server has."""
+    """`fingerprint` of a checkpoint; "" where its folder has no weights, as the server has them."""
     return fingerprint(folder) if any(folder.glob("*.safetensors")) else ""

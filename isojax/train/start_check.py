@@ -30,10 +30,13 @@ from isojax.train.evaluate import VALIDATION_SET, EvalCounts
 
 PAGE = "docs/when-a-run-does-not-learn.md"
 COMMON = 0.5  # the share of responses above which a symptom is warned of
-FEW = 0.01  # the share of checks that may fail without a word; of responses with an answer, too few
-# From so many problems and rollouts of each, rewards that no problem has two of are no coincidence.
+# A share up to which checks or replies may fail without a warning; a share of responses with an
+# answer that is too small.
+FEW = 0.01
+# With so many problems and rollouts of each, it is no coincidence if the rollouts of every problem
+# have equal rewards.
 MIN_PROBLEMS, MIN_ROLLOUTS = 16, 4
-FIXES_OF_CHECKS = {  # by what most of them failed by; of the others "Correct it"
+FIXES_OF_CHECKS = {  # by the commonest kind of failure (`Verdict.failure`); else "Correct it"
     "timeout": "Correct it, or raise cell.verifier.timeout",
     "memory": "Correct it, or raise cell.verifier.memory_gib",
     "machine": "Free memory, disk or processes of this machine",
@@ -50,14 +53,22 @@ def check_start(
     decoder: Decoder,
     params: Params,
 ) -> StartReport:
-    """What the first rollouts of the base policy say, by the name of their problem set: the
-    validation set, or the problems that were labelled, is called "".
+    """What the first rollouts of the base policy measured, and what they make doubtful.
+
+    counts_by_set: by the name of the problem set. VALIDATION_SET, which must be there, is the
+        validation set, or the problems that were labelled.
+    params: the policy that made these rollouts; they are looked at only if its log-probabilities
+        are no numbers.
+
+    The warnings of the report are those of the task first (`doubts_of_task`), which whoever shows
+    the others leaves out. All processes call it.
 
     Raises:
         DeadStart: no run can learn from them; every process of a run raises it.
     """
     counts = counts_by_set[VALIDATION_SET]
-    failures: Mapping[str, str] = {}  # the first of each kind
+    # What happened at the first failure of each kind, such as {"timeout": "no verdict within 5 s"}.
+    failures: Mapping[str, str] = {}
     if any(set_counts.failures for set_counts in counts_by_set.values()):
         failures = _failure_examples(task)
 
@@ -78,8 +89,8 @@ def check_start(
 
 
 def doubts_of_task(task: Task) -> list[StartWarning]:
-    """What model, tokenizer and prompt make doubtful before anything is sampled; the plan has shown
-    it."""
+    """What model, tokenizer and prompt make doubtful before anything is sampled; the plan that a
+    command prints first has shown it. [] of a task that verifies on device."""
     texts = [] if is_on_device(task) else task.warnings
     return [StartWarning(f"task_{i}", text) for i, text in enumerate(texts)]
 
@@ -87,8 +98,10 @@ def doubts_of_task(task: Task) -> list[StartWarning]:
 def refuse_nonfinite(
     counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, params: Params
 ) -> None:
-    """DeadStart where a rollout has a log-probability that is no number; it names the first weight
-    that is none."""
+    """DeadStart where a rollout has a log-probability that is no number.
+
+    The message names the first weight that is not finite, or else what to do against an overflow.
+    """
     nonfinite = sum(counts.nonfinite for counts in counts_by_set.values())
     if not nonfinite:
         return
@@ -109,7 +122,7 @@ def refuse_nonfinite(
 
 
 def _overflow_fix(decoder: Decoder, params: Params) -> str:
-    """What to try where finite weights give numbers that are none."""
+    """What to try where finite weights give log-probabilities that are no numbers, as a phrase."""
     largest = max(weight_sizes(decoder, params), key=lambda weight: weight.size)
     is_absurd = largest.size > MAX_USUAL_WEIGHT
     if decoder.options.compute_dtype != "float32" and not is_absurd:
@@ -128,8 +141,10 @@ def _overflow_fix(decoder: Decoder, params: Params) -> str:
 
 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
-    """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one;
-    None where all are finite. Of arrays over several processes, all of them call it."""
+    """The name of the first weight that holds NaN or an infinity; None where all are finite.
+
+    If the arrays span several processes, all of them have to call it.
+    """
     for weight in weight_sizes(decoder, params):
         if not np.isfinite(weight.size):
             return weight.name
@@ -146,12 +161,16 @@ class WeightSize:
 
 
 def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
-    """All weights in their order. Of arrays over several processes, all of them call it."""
+    """All weights in the order of the parameters' tree, which is nested dicts of arrays.
+
+    If the arrays span several processes, all of them have to call it.
+    """
     layouts = weight_layouts(decoder) if decoder.config.path else []
     checkpoint_names = {layout.key: layout.tensor_names for layout in layouts}
     for key, value in flatten(params):
-        # A parameter of a stack holds one weight of each layer, [layers ...]. Adapters, and a
-        # policy without a checkpoint, are named as isojax names them.
+        # A parameter of a stack of layers, "blocks.NAME", holds one weight of each layer,
+        # [layers ...]; one outside of the layers has no dot in its key. Adapters, and a policy
+        # without a checkpoint, have no other names than isojax's.
         is_of_stack = "." in key
         names: Sequence[str]
         if key in checkpoint_names:
@@ -161,14 +180,15 @@ def weight_sizes(decoder: Decoder, params: Params) -> Iterator[WeightSize]:
         else:
             names = [key]
 
+        # f32[names]: the first axes of `value` are those that the names count.
         largest = jnp.abs(value).reshape(len(names), -1).max(1).astype(jnp.float32)
         for name, size in zip(names, np.asarray(largest).tolist(), strict=True):
             yield WeightSize(name, size)
 
 
 def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: CellConfig) -> None:
-    """DeadStart where a reward is no number from 0 to 1, as only a task that verifies on device can
-    give."""
+    """DeadStart where a reward is no number from 0 to 1. Only a task that verifies on device can
+    give one: a verifier's score out of range is a failed check."""
     rewards = np.concatenate([counts.rewards.ravel() for counts in counts_by_set.values()])
     impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
     if impossible.size:
@@ -184,7 +204,11 @@ def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: Cel
 
 
 def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
-    """DeadStart where no check ended with a verdict."""
+    """DeadStart where no check of the verifier ended with a verdict.
+
+    failures: what happened at the first failure of each kind, such as {"timeout": "..."}; may be
+        empty.
+    """
     total = counts.rewards.size
     failed = sum(counts.failed_checks.values())
     if not total or failed < total:
@@ -209,7 +233,8 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
 def refuse_failed_replies(
     counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]
 ) -> None:
-    """DeadStart where a task of turns never got a reply."""
+    """DeadStart where the reply of a task of turns failed at every turn. `failures`: as for
+    `refuse_failed_checks`; a reply's kinds begin with "reply "."""
     if not counts.replies or counts.failed_replies < counts.replies:
         return
 
@@ -226,7 +251,7 @@ def refuse_failed_replies(
 
 
 def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartWarning]:
-    """Responses that no stop condition ended, or that hold nothing."""
+    """Warnings of responses that no stop condition ended, or that hold nothing."""
     total = counts.rewards.size
     cut_off = total - counts.ended
     if cut_off > COMMON * total:
@@ -247,9 +272,11 @@ def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartW
 def _doubtful_scores(
     counts: EvalCounts, cell: CellConfig, task: Task, failures: Mapping[str, str]
 ) -> Iterator[StartWarning]:
-    """Answers that the verifier does not find, and scores that it does not take as they are."""
+    """Warnings of answers that the verifier does not find, of scores that it does not take as they
+    are, and of scores that are always 0. `failures`: as for `refuse_failed_checks`."""
     total = counts.rewards.size
-    # On a device an answer ends with its response.
+    # On a device `parsed` counts the responses that ended, of which "cut_off" warns. If all are
+    # empty, "empty" says why none has an answer.
     is_parsed = counts.parsed > FEW * total or is_on_device(task)
     if not is_parsed and counts.empty < total:
         yield StartWarning(
@@ -282,7 +309,8 @@ def _doubtful_scores(
 
 
 def _thinking_hint(cell: CellConfig, task: Task) -> str:
-    """Where `math` looks for an answer, if the chat template has begun the policy's thinking."""
+    """Where the verifier `math` looks for an answer, if the chat template has begun the policy's
+    thinking; "" if it has not, or another verifier judges."""
     if "math" not in _verifier_uses(cell) or is_on_device(task):
         return ""
     if not never_ends_thinking(task.opening, ""):
@@ -294,9 +322,12 @@ def _thinking_hint(cell: CellConfig, task: Task) -> str:
 
 
 def _opening_hint(use: str, task: Task) -> str:
-    """Where a user's function finds the beginning of the policy's turn that the chat template
-    wrote; empty where it wrote none. A function of another trainer may look for it in the
-    response."""
+    """Where a user's function finds the beginning of a response that the chat template wrote.
+
+    use: a verifier, such as "function:rewards.py:score" or "math". "" where the template wrote no
+    beginning, or the verifier is no function. A function that was written for another trainer may
+    look for the beginning in the response.
+    """
     names = {"function": ("`prompts`", "`completions`"), "verl": ("`prompt_str`", "`solution_str`")}
     kind = use.partition(":")[0]
     if kind not in names or is_on_device(task) or not task.opening:
@@ -309,8 +340,11 @@ def _opening_hint(use: str, task: Task) -> str:
 
 
 def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iterator[StartWarning]:
-    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0;
-    `hint`: why they may be."""
+    """A warning of rewards that are all alike, or alike within each problem; at most one.
+
+    is_explained: whether another warning says why all are 0; then there is none of that.
+    hint: why they may be 0, to follow in the message; may be empty.
+    """
     rewards = counts.rewards
     total = rewards.size
     low, high = float(rewards.min()), float(rewards.max())
@@ -345,7 +379,10 @@ def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iter
 def _doubtful_checks(
     set_name: str, counts: EvalCounts, failures: Mapping[str, str]
 ) -> Iterator[StartWarning]:
-    """Checks of a problem set that did not end, and replies to turns that failed."""
+    """Warnings of checks of a problem set that did not end, and of replies that failed.
+
+    set_name: "" of the validation set. failures: as for `refuse_failed_checks`.
+    """
     total = counts.rewards.size
     failed = sum(counts.failed_checks.values())
     if failed > FEW * total:
@@ -370,6 +407,8 @@ def _doubtful_checks(
 
 
 def _measured_shares(counts: EvalCounts) -> dict[str, float]:
+    """The number of responses and, of them, the shares that a StartReport has, from 0 to 1;
+    "equal_rewards" is a share of problems."""
     total = counts.rewards.size
     shares = {
         "reward": float(counts.rewards.mean(dtype=np.float64)),
@@ -383,22 +422,23 @@ def _measured_shares(counts: EvalCounts) -> dict[str, float]:
 
 
 def _equal_share(rewards: np.ndarray) -> float:
-    """The share of problems whose rollouts have the same reward."""
+    """The share of problems whose rollouts all have the same reward; rewards: f32[Q, k]."""
     return float((rewards == rewards[:, :1]).all(1).mean())
 
 
 def _never_differ(rewards: np.ndarray) -> bool:
-    """Whether no problem has two different rewards, among so many that this is no coincidence."""
+    """Whether no problem has two different rewards, among so many that this is no coincidence.
+    rewards: f32[Q, k]."""
     problems, rollouts = rewards.shape
     return problems >= MIN_PROBLEMS and rollouts >= MIN_ROLLOUTS and _equal_share(rewards) == 1
 
 
 def _failure_examples(task: Task) -> dict[str, str]:
-    """What happened at the first failure of each kind, in any process."""
+    """What happened at the first failure of each kind, of the first process that had one."""
     own_examples = {} if is_on_device(task) else task.failure_examples()
     examples: dict[str, str] = {}
     for others in multiprocess.allgather(own_examples, dict[str, str]):
-        examples = others | examples
+        examples = others | examples  # what is in `examples` already stays
     return examples
 
 

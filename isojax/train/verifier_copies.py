@@ -15,7 +15,11 @@ COPIES_FOLDER = "verifier_files"  # in the folder of the base policy
 
 
 def keep_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
-    """Copy the files that `cell.verifier.use` names."""
+    """Copy the files that `cell.verifier.use` names.
+
+    use: such as "math" (a verifier of isojax, which names no file) or "function:rewards.py:score";
+        or one of these for each score, by the scores' names.
+    """
     for file, copy in _copies(base_folder, use):
         write_bytes(copy, read_file(file))
 
@@ -23,8 +27,11 @@ def keep_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None
 def changed_verifier_files(
     base_folder: Path, use: str | Mapping[str, str]
 ) -> list[tuple[Path, Path]]:
-    """Those that have changed since, each with its copy; of a sweep that kept none nothing is
-    known."""
+    """The files of the verifier that have changed since, as (file, copy).
+
+    base_folder: `base/` of the sweep. A sweep of an older version has kept no copies; then nothing
+    is known, and [] returned.
+    """
     copies = _copies(base_folder, use)
     return [
         (file, copy)
@@ -34,11 +41,12 @@ def changed_verifier_files(
 
 
 def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
-    """InputError where one of them has changed since."""
+    """InputError where a file of the verifier has changed since the sweep began."""
     for file, copy in changed_verifier_files(base_folder, use):
         lines_before = read_file(copy).decode(errors="replace").splitlines()
         lines_now = read_file(file).decode(errors="replace").splitlines()
         matcher = difflib.SequenceMatcher(None, lines_before, lines_now, autojunk=False)
+        # Numbers, from 1, of the lines of the file as it is now at which a change begins.
         changed_lines = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]
         place = " (in its line ends)"
         if changed_lines:
@@ -56,7 +64,8 @@ def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> Non
 
 
 def _copies(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:
-    """Each file of the verifier, and where its copy is."""
+    """Each file of the verifier, and where its copy is. A number keeps two files of one name apart,
+    so the files must stay in the order of `verifier_files`."""
     return [
         (file, base_folder / COPIES_FOLDER / f"{i}-{file.name}")
         for i, file in enumerate(verifier_files(use))
