@@ -103,7 +103,7 @@ def partition_spec(
 
 
 def mesh_axes_of(spec: PartitionSpec) -> tuple[str, ...]:
-    """The axes of a mesh by which a spec splits an array, in the spec's order: ("fsdp", "tensor")."""
+    """The axes of a mesh by which a spec splits an array, in its order: ("fsdp", "tensor")."""
     entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
     return tuple(axis for entry in entries for axis in entry)
 
