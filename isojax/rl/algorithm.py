@@ -78,8 +78,11 @@ class Algorithm:
 
 
 def resolve_algorithm(rl: RLConfig) -> Algorithm:
-    """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there
-    are."""
+    """Resolve `cell.rl`: load its plug-ins, and fill in what is null from the loss's defaults.
+
+    `clip_high` falls back on the loss's, and then on `clip`. Raises InputError, with the names that
+    there are, where there is no such plug-in.
+    """
     loss_plugin = _load(loss, "loss", rl.loss)
     defaults = loss_plugin.traits
 
@@ -113,7 +116,11 @@ def describe_algorithm(rl: RLConfig) -> str:
 
 
 def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> Any:
-    """The abstract outputs of a call of a plug-in; InputError where it cannot be traced."""
+    """Trace a call of a plug-in, and return ShapeDtypeStructs in the place of its arrays.
+
+    setting: for the message, such as "cell.rl.loss = grpo". expected: the plug-in's signature.
+    function: makes the call. Raises InputError where it cannot be traced.
+    """
     try:
         return jax.eval_shape(function)
     except InputError as e:  # such as of other arguments than isojax's
@@ -127,8 +134,11 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
 
 
 def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
-    """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each
-    token."""
+    """The names of a loss's own metrics, sorted, such as ["clip_fraction"].
+
+    name: as `cell.rl.loss` has it. Raises InputError unless the loss returns (f32[m T],
+    {metric: f32[m T]}), with names that isojax's own metrics do not have.
+    """
     setting = f"cell.rl.loss = {name}"
     expected = (
         "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], "
@@ -136,6 +146,7 @@ def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     )
 
     def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
+        """Call the loss on an example of m = 2 responses of T = 3 tokens."""
         tokens, bound = jnp.ones((2, 3)), jnp.ones(())
         result = plugin(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
         if not isinstance(result, tuple):  # an array of two rows would unpack, too

@@ -64,8 +64,11 @@ class FusedUpdate:
         batches: ProblemBatches,
         coefficients: Coefficients,
     ) -> tuple[TrainState, UpdateResult]:
-        """The state after `batches.num_updates` updates, or after fewer, where
-        `max_consecutive_nonfinite` in a row were not finite; and their metrics together."""
+        """The state after `batches.num_updates` updates, and their metrics together.
+
+        It ends after fewer where `cell.rl.max_consecutive_nonfinite` in a row were not finite.
+        base_params: the base policy's, or {} where nothing reads them.
+        """
         run_key = jax.random.fold_in(jax.random.key(batches.seed), TRAIN_STREAM)
 
         @partial(jax.jit, inline=True)  # traced once, for its outputs' shapes and for the loop
@@ -73,6 +76,7 @@ class FusedUpdate:
             return self._one_update(state, base_params, batches, coefficients, run_key, i)
 
         def goes_on(carry: LoopCarry) -> Array:
+            """Whether another update follows: bool[]."""
             skipped_in_a_row = carry.state.consecutive_nonfinite
             is_healthy = skipped_in_a_row < self.rl.max_consecutive_nonfinite
             return (carry.num_done < batches.num_updates) & is_healthy
@@ -81,6 +85,7 @@ class FusedUpdate:
             state, result = one_update(carry.num_done, carry.state)
             return LoopCarry(carry.num_done + 1, state, merge_results(carry.result, result))
 
+        # Zeros are where sums and weights begin; a maximum too, as no maximum is below 0.
         _, result_shapes = jax.eval_shape(one_update, jnp.int32(0), state)
         no_result = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result_shapes)
         end = lax.while_loop(goes_on, do_next, LoopCarry(jnp.int32(0), state, no_result))
@@ -95,7 +100,7 @@ class FusedUpdate:
         run_key: PRNGKeyArray,
         i: Array,
     ) -> tuple[TrainState, UpdateResult]:
-        """Sample, verify and train on the i-th batch of problems."""
+        """Sample, verify and train on the i-th batch of problems; i: i32[], within the call."""
         B_p, n = batches.B_p, batches.n
         table_index = batches.problem_index[i]  # i32[problem_rows]
         problems = gather_problems(batches.problem_table, table_index)
@@ -138,8 +143,11 @@ def build_fused_update(
     mesh: Mesh,
     measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, ProblemBatches, Coefficients], tuple[TrainState, UpdateResult]]:
-    """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state
-    is donated. After `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early."""
+    """Build the jitted `update(state, base_params, batches, coefficients) -> (state, result)`.
+
+    The state is donated. After `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends
+    early. measures_signal: as of TrainStep.
+    """
     update = FusedUpdate(
         rl=cell.rl,
         task=task,
@@ -175,7 +183,7 @@ class FusedPrograms(RolloutPrograms):
         return FusedRollouts(self, problems)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
-        """The program and the shapes of its arguments."""
+        """{"train": (the one program, the shapes of its arguments)}."""
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
         index = shape_on(on_all, (MAX_UPDATES_PER_CALL, self.shapes.problem_rows))
@@ -195,6 +203,11 @@ class FusedRollouts(RolloutSource):
         self.programs, self.problems = programs, problems
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        """Choose the problems of the next `max_updates` updates, 1 .. MAX_UPDATES_PER_CALL.
+
+        They may be fewer where solved problems are left out (`no_positive_resampling`). Rows of
+        `problem_index` behind the last of these updates are 0, and not read.
+        """
         rl = self.programs.rl
         order = self.problems.problem_order
         cell = self.problems.cell

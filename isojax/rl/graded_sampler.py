@@ -36,8 +36,10 @@ def verify_on_device(
     B_p: Array,
     n: Array,
 ) -> Array:
-    """The rewards f32[S rows] of rollouts in their rows, to be called inside a jit; rows without
-    one have any."""
+    """The rewards f32[S rows] of rollouts in their rows, to be called inside a jit.
+
+    Padding rows have any reward. problems: `problem_rows` of them, with answers i32[Q T].
+    """
     groups, _ = Layout(B_p, n, shapes.shards).row_groups(shapes.buffer_rows)
     return task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
@@ -90,9 +92,12 @@ class GradedSampler:
     def sample_and_grade(
         self, params: Params, requests: Sequence[SampleRequest], keep: Keep[T]
     ) -> tuple[list[T], Grades | None]:
-        """What `keep` makes of the rollouts of each request; and the grades of all rollouts, in the
-        order of requests and rollouts, where the host verifies them. Raises what the engine or the
-        verifier has raised."""
+        """Sample and verify requests: (what `keep` makes of the rollouts of each, the grades).
+
+        keep(request, rollouts, rewards): rewards are f32[S rows] where a device verifies, else
+        None. grades: of all rollouts, in the order of requests and rollouts, where the host
+        verifies; else None. Raises what the engine or the verifier has raised.
+        """
         if self.verify is not None:
             return [self._sample_and_verify(params, request, keep) for request in requests], None
         assert not is_on_device(self.task)
@@ -122,8 +127,10 @@ class GradedSampler:
 
 
 def listen_from(first: int, grading: BackgroundGrader) -> Listener:
-    """Passes a request's responses on to a grader of several requests, in which the request's first
-    rollout has the number `first`."""
+    """Make a listener that passes one request's responses on to a grader of several requests.
+
+    first: the number, in the grader, of the request's first rollout.
+    """
 
     def on_finished(rollouts: np.ndarray, responses: list[np.ndarray]) -> None:
         grading.add_responses(first + rollouts, responses)

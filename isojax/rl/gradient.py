@@ -430,8 +430,10 @@ class GradientAccumulator:
         decoder = self.objective.decoder
 
         def add_block(index: Array, sums: RoutingSums) -> RoutingSums:
+            """Adds the sums of the `index`-th block's prompts and responses."""
             block = self.block(shard_batch, index)
             prompts = self.block_prompts(inputs.problems, shard_batch, block)
+            # Prompts are counted here, or else together with the responses of each microbatch.
             prefix: Prefix = prompts
             if not self.is_joint:
                 prefix, routing = self.prefill_prompts(params, prompts, shard_batch, block)

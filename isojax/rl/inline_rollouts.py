@@ -63,7 +63,11 @@ class InlinePrograms(RolloutPrograms):
         measures_signal: bool = False,
         moments_on_host: bool = False,
     ):
-        """engine: of these shapes, on this mesh."""
+        """Build the programs around an engine, which samples, of the same shapes and mesh.
+
+        measures_signal: as of TrainStep. moments_on_host: whether Adam's moments and the critic are
+        in the hosts' memory but during an update (ParkedUpdate).
+        """
         self.task, self.shapes, self.mesh = task, shapes, mesh
         self.max_batches = cell.rl.dynamic_sampling or 1
         # On device as many as of the fused program, so that metrics are summed alike. Dynamic
@@ -129,8 +133,11 @@ class InlineRollouts(RolloutSource):
         return self._replace_equal_groups(state, batch, sampled)
 
     def _sample_batch(self, state: TrainState, number: int) -> tuple[RolloutBatch, SampledProblems]:
-        """The next B_p problems, with rollouts and rewards: the `number`-th batch that is sampled
-        for one update."""
+        """Sample and verify the next B_p problems.
+
+        number: 0 for the update's first batch, 1, 2, ... for the further ones of dynamic sampling,
+        which have other keys.
+        """
         programs, cell = self.programs, self.problems.cell
 
         # Problems, and the key of the update. A further batch has a key of its own.
@@ -167,7 +174,11 @@ class InlineRollouts(RolloutSource):
     def _replace_equal_groups(
         self, state: TrainState, batch: RolloutBatch, first: SampledProblems
     ) -> SourcedBatch:
-        """Dynamic sampling (dynamic_sampling.py). Metrics are of all rollouts that were sampled."""
+        """Sample further batches until no group has equal rewards, or `max_batches` are sampled.
+
+        This is dynamic sampling (dynamic_sampling.py). batch, first: the update's first batch, and
+        what is known of it. Metrics are of all rollouts that were sampled.
+        """
         programs = self.programs
         sampled = [first]
         examined = programs.examine(batch)

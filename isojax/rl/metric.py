@@ -65,9 +65,12 @@ def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:
 
 
 def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
-    """The metrics of one update as metrics of several: means over updates, and maxima. A mean over
-    tokens counts `token_fraction`, the share of the batch's tokens that the update was taken on; a
-    total counts once."""
+    """The metrics of one update, made such that `merge` over updates gives means and maxima.
+
+    A mean over tokens counts `token_fraction` times, the share (0 to 1) of the batch's tokens that
+    the update was taken on; once where it is None. A total becomes a mean over updates, in which
+    each counts once.
+    """
     weights = {"mean": token_fraction, "total": None}
     of_update = {}
     for name, metric in metrics.items():

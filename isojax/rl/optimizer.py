@@ -142,6 +142,7 @@ def build_init_state(
     """
 
     def init_state(base_params: Params) -> TrainState:
+        """Copies of the base policy's parameters, or new adapters, with moments of zeros."""
         params = base_params
         if decoder.config.lora is not None:
             params = decoder.trained(decoder.init(jax.random.key(0)))

@@ -16,14 +16,17 @@ from isojax.rl.aggregations import CountedResponses
 from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm, trace_plugin
 
 # The batch that plug-ins are traced with: all sizes differ, so that no wrong axis has the right
-# one.
-EXAMPLE_ROWS = (2, 5)  # shards, and rows of a shard
+# one. Plug-ins are traced on its shapes alone; its values, all 1, are never computed with.
+EXAMPLE_ROWS = (2, 5)  # the shape [S rows] of arrays by rollout: shards, and rows of a shard
 EXAMPLE_T = 7  # tokens of a response
 EXAMPLE_GROUPS = 3
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
-    """InputError where settings of a recipe, or of a recipe and a grid, contradict each other."""
+    """Raise InputError where settings of a recipe contradict each other, or the grid.
+
+    rl: `cell.rl`. cells: every cell of the sweep, whose (B_p, n) are the grid.
+    """
     algorithm = resolve_algorithm(rl)
     loss_metrics(algorithm.loss, rl.loss)
     check_plugins(algorithm)
@@ -39,8 +42,11 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
 
 
 def check_plugins(algorithm: Algorithm) -> None:
-    """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of
-    the right shape."""
+    """Raise InputError unless advantage, aggregation and KL estimator return the right shapes.
+
+    Each is traced once, on an example. An advantage sees the number n of rollouts as a traced
+    array, as in training: Python code that needs its value, such as `reshape(-1, n)`, fails.
+    """
     has_critic = algorithm.advantage.traits.needs_critic
     check_shape(
         "advantage",
@@ -59,6 +65,7 @@ def check_plugins(algorithm: Algorithm) -> None:
         EXAMPLE_ROWS,
         (),
     )
+    # KL estimators see a microbatch of m responses, [m T], and no axis of shards.
     m, T = EXAMPLE_ROWS[1], EXAMPLE_T
     check_shape(
         "kl_estimator",
@@ -70,7 +77,11 @@ def check_plugins(algorithm: Algorithm) -> None:
 
 
 def example_batch(has_critic: bool) -> RewardedBatch:
-    """What an advantage reads; to be called where the plug-in is traced, so that n is traced."""
+    """An example of what an advantage reads.
+
+    It is called inside the function that is traced, so that n is a traced array. has_critic:
+    whether the fields by token, which a critic computes, are there.
+    """
     integers = jnp.ones(EXAMPLE_ROWS, jnp.int32)
     tokens = jnp.ones((*EXAMPLE_ROWS, EXAMPLE_T))
     return RewardedBatch(
@@ -103,8 +114,11 @@ def example_responses() -> CountedResponses:
 def check_shape(
     setting: str, plugin: Plugin, expected: str, call: Callable[[], Any], *shapes: tuple[int, ...]
 ) -> None:
-    """InputError unless `call`, a call of the plug-in that `cell.rl.<setting>` names, returns an
-    array of one of these shapes. expected: the plug-in's signature, for the message."""
+    """Raise InputError unless a call of a plug-in returns an array of one of these shapes.
+
+    setting: "advantage", "aggregation" or "kl_estimator", the key of `cell.rl` that names the
+    plug-in. expected: the plug-in's signature, for the message. call: calls it on an example.
+    """
     setting = f"cell.rl.{setting} = {plugin.name}"
     output = trace_plugin(setting, expected, call)
     if isinstance(output, jax.ShapeDtypeStruct) and output.shape in shapes:
@@ -124,7 +138,7 @@ def check_shape(
 
 
 def check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
-    """A critic is trained where the advantage reads it, and nowhere else."""
+    """Raise InputError unless a critic is trained where the advantage reads it, and only there."""
     has_critic = rl.critic is not None
     advantage_agrees = algorithm.advantage.traits.needs_critic == has_critic
     loss_agrees = has_critic or not algorithm.loss.traits.needs_critic
@@ -143,7 +157,10 @@ def check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
 
 
 def check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> None:
-    """What compares the rollouts of a problem needs two of them."""
+    """Raise InputError where something compares rollouts of a problem, and a problem has one.
+
+    smallest_n: the smallest n of the sweep.
+    """
     if smallest_n >= 2:
         return
     if algorithm.advantage.traits.needs_group:
@@ -181,7 +198,11 @@ def check_n_train(rl: RLConfig, smallest_n: int) -> None:
 
 
 def check_importance_sampling(rl: RLConfig) -> None:
-    """The lower bound of truncated importance sampling belongs to its mask, below the cap."""
+    """Raise InputError where `tis_low`, the lower bound of TIS, is set and cannot be used.
+
+    TIS is truncated importance sampling. Its lower bound belongs to the mode `mask`, and is below
+    the cap.
+    """
     if rl.tis_low is None:
         return
     is_masking = rl.tis != "none" and rl.tis_mode == "mask"
@@ -197,7 +218,7 @@ def check_importance_sampling(rl: RLConfig) -> None:
 
 
 def check_filtered_terms(rl: RLConfig) -> None:
-    """Only a term that the loss has can leave out groups of equal rewards."""
+    """Raise InputError where the zero-variance filter names a term that the loss does not have."""
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(
@@ -218,7 +239,10 @@ def check_clip(rl: RLConfig, algorithm: Algorithm) -> None:
 
 
 def check_dynamic_sampling(rl: RLConfig, cells: Sequence[Cell]) -> None:
-    """InputError where dynamic sampling contradicts the recipe or the grid."""
+    """Raise InputError where dynamic sampling contradicts the recipe or the grid.
+
+    Dynamic sampling replaces groups whose rewards are all equal (rl/dynamic_sampling.py).
+    """
     if rl.dynamic_sampling is None:
         return
     setting = f"cell.rl.dynamic_sampling = {rl.dynamic_sampling}"

@@ -46,9 +46,11 @@ class _Buffers(NamedTuple):
 def rollouts_from_lists(
     setup: EngineSetup, request: SampleRequest, responses: Sequence[SampledResponse]
 ) -> Rollouts:
-    """The buffers of a request's rollouts, of which `responses` has one each, in their order:
-    rollout r answers problem r // n. They are split over the mesh of `setup` as the local
-    sampler's; a response of more than T tokens is cut there.
+    """The buffers of a request's rollouts, from one response for each, in their order.
+
+    Rollout r answers problem r // n of `request.problems`. The buffers [S rows ...] are split over
+    the mesh of `setup` as the local sampler's. A response of more than T tokens is cut to T, and
+    then does not count as stopped.
 
     Raises:
         InputError: another number of responses than B_p n, of log-probs than of tokens, a token
@@ -96,8 +98,10 @@ def rollouts_from_lists(
 
 
 def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledResponse]:
-    """The responses of a request's rollouts, in their order: the inverse of
-    `rollouts_from_lists`."""
+    """The responses of a request's rollouts, in their order: `rollouts_from_lists` inverted.
+
+    layout: of the request's B_p and n on the shards of the buffers.
+    """
     columns = zip(
         response_tokens(rollouts, layout),
         response_logps(rollouts, layout),
@@ -112,6 +116,10 @@ def lists_from_rollouts(rollouts: Rollouts, layout: Layout) -> list[SampledRespo
 
 
 def _check_response(number: int, response: SampledResponse, vocab: int) -> None:
+    """Raise InputError where a response's tokens are not of the vocabulary, or lack log-probs.
+
+    Tokens are 0 .. vocab - 1, or ~token of context. number: of the rollout, for the message.
+    """
     if len(response.logps) != len(response.tokens):
         sizes = f"{len(response.tokens)} tokens and {len(response.logps)} log-probs"
         raise InputError(found=f"response {number} has {sizes}", expected="as many")

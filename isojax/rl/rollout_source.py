@@ -54,7 +54,8 @@ class ProblemBatches(NamedTuple):
     itself."""
 
     problem_table: ProblemArrays  # all training problems
-    # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
+    # i32[U, problem_rows], rows of the table, U = MAX_UPDATES_PER_CALL; update i takes the first
+    # B_p of problem_index[i]
     problem_index: Any
     num_updates: Any  # how many of the U updates to do; scalars i32[], like the following
     B_p: Any
@@ -158,7 +159,10 @@ class SelectedProblems(NamedTuple):
 
 
 def build_gather_problems(mesh: Mesh) -> Program:
-    """`select(problem_table, index i32[problem_rows], seed, step) -> SelectedProblems`."""
+    """Build `select(problem_table, index i32[problem_rows], seed, step) -> SelectedProblems`.
+
+    seed: the cell's. step: the number of the update, which together give the key.
+    """
 
     def select(
         problem_table: ProblemArrays, index: Array, seed: Array, step: Array
@@ -182,7 +186,11 @@ def batch_shapes(
     update_shapes: UpdateShapes,
     rollouts: Rollouts | RoutedRollouts,
 ) -> RolloutBatch:
-    """The ShapeDtypeStructs of a batch, from those of its rollouts."""
+    """The ShapeDtypeStructs, with shardings, of a batch.
+
+    shapes: of the trainer's buffers. update_shapes: its problem table tells how long answers are.
+    rollouts: the ShapeDtypeStructs of the batch's rollouts.
+    """
     on_all = replicated(mesh)
     answer_length = update_shapes.problem_table.answers.shape[1]
     return RolloutBatch(
@@ -205,7 +213,12 @@ def sum_rewards(rewards: Any, layout: Layout, problem_order: EpochOrder) -> np.n
 
 
 def verifier_metrics(grades: Grades) -> Metrics:
-    """What the host's verifier found in one batch."""
+    """The metrics of what the host's verifier found in one batch.
+
+    parsed_fraction: the share of responses with an answer. reward/NAME: the mean of each of the
+    verifier's scores. verifier_failures: how many checks did not end with a verdict, and
+    verifier_KIND how many there were of each kind.
+    """
     parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
     metrics = {"parsed_fraction": mean(parsed_fraction)}
     for name, scores in grades.scores.items():
@@ -220,8 +233,12 @@ def verifier_metrics(grades: Grades) -> Metrics:
 def finish_batch(
     batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int
 ) -> Metrics:
-    """The metrics of a batch as host numbers. Where the order leaves out solved problems, records
-    the rewards in it."""
+    """The metrics of a batch as host numbers, after the update on it.
+
+    Where `problem_order` leaves out solved problems, records the rewards in it, and adds the metric
+    `dropped`, the share of problems that are left out. result: of the update program. n: rollouts
+    per problem.
+    """
     metrics: Metrics = jax.tree.map(float, result.metrics) | batch.metrics
     if problem_order.drop_above is None:
         return metrics

@@ -415,6 +415,7 @@ class Engine:
             return has_time & ~chunk.done.all()
 
         def decode_token(chunk: ChunkState) -> ChunkState:
+            """One more token in each slot; reads first_hidden, answers and recorded_row."""
             record = None
             if chunk.experts is not None:
                 record = ExpertRecord(chunk.experts, recorded_row)

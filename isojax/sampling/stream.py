@@ -378,6 +378,7 @@ def _shard_programs(engine: Engine, mesh: Mesh) -> ShardPrograms:
     def step_shard(
         shard: Array, inputs: StreamInputs, state: SamplerState
     ) -> tuple[SamplerState, FinishedSlots]:
+        """A chunk of one shard: (state, outputs [1 R ...])."""
         batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
         state = squeeze_shard_axis(state)
         state, finished_rows = engine.decode_chunk(inputs.weights, batch, state)

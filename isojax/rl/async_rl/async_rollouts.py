@@ -82,8 +82,13 @@ class AsyncPrograms(RolloutPrograms):
         sampler_mesh: Mesh | None = None,
         role: Role | None = None,
     ):
-        """sampler_mesh: other devices for a sampler in a thread, or in processes of `role`; None:
-        `mesh`, in turns."""
+        """Build the programs of both sides.
+
+        pairs: every (B_p, n) of the sweep. mesh: the devices that train. sampler_mesh: other
+        devices for a sampler in a thread, or in the processes of `role`; None: `mesh`, in turns.
+        role: where other processes sample; else None. Raises InputError where the sampler's shards
+        do not divide a B_p, or the task has several turns.
+        """
         assert cell.rl.max_staleness is not None
         self.task = task
         self.shapes = shapes
@@ -133,6 +138,7 @@ class AsyncPrograms(RolloutPrograms):
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: UpdateShapes) -> None:
+        """Compile all programs; the sampler's only where this process samples too."""
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
         index = shape_on(on_all, (self.shapes.problem_rows,))
@@ -161,8 +167,11 @@ class AsyncPrograms(RolloutPrograms):
         return not self.disaggregated and self.sampler.state_layout == saved.get("layout")
 
     def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
-        """A batch's rollouts, by shard of the sampler, in the buffer rows that the trainer's shards
-        expect them in; padding rows hold any rollout, without tokens."""
+        """Move a batch's rollouts from the sampler's rows to those of the trainer's shards.
+
+        worker_rollouts: [sampler's S, rows ...], whole on each device. The result is [S rows ...];
+        its padding rows hold any rollout, without tokens.
+        """
         rows = self.shapes.buffer_rows
         trainer = Layout(B_p, n, self.shapes.shards)
         valid = trainer.holds_rollout(rows)
@@ -190,6 +199,7 @@ class AsyncRollouts(RolloutSource):
     """The RolloutSource of one cell whose sampler works ahead."""
 
     def __init__(self, programs: AsyncPrograms, problems: CellProblems):
+        """Begin with `problems.first_update`; nothing is sampled before `next_batch`."""
         self.programs, self.problems, self.cell = programs, problems, problems.cell
         self.layout = Layout(self.cell.B_p, self.cell.n, programs.shapes.shards)
 
@@ -209,7 +219,11 @@ class AsyncRollouts(RolloutSource):
         self.batch_arrived_at = 0.0
 
     def _start_worker(self) -> RolloutWorker | BackgroundWorker | RemoteWorker:
-        """The sampler: in other processes, in a thread with other devices, or here, in turns."""
+        """Make the worker: in other processes, in a thread with other devices, or here, in turns.
+
+        It is called by `__init__`, once programs, problems, cell and pending_batches are set. The
+        problem that fills the ring is the table's first.
+        """
         programs = self.programs
         job = RolloutJob(
             B_p=self.cell.B_p,
@@ -230,7 +244,10 @@ class AsyncRollouts(RolloutSource):
         grading.add_responses(rollouts, responses)
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        """Batch v, where v updates are done, as soon as it is sampled and verified."""
+        """Batch v, where v updates are done, as soon as it is sampled and verified.
+
+        max_updates is not read: each call gives one batch.
+        """
         programs = self.programs
         update = self.updates_done
         if self.next_batch_to_begin == update:
@@ -267,9 +284,11 @@ class AsyncRollouts(RolloutSource):
         return SourcedBatch(batch, pending.problem_index, reward_sums, metrics)
 
     def finish_update(self, state: TrainState) -> Metrics:
-        """Publishes the new weights, and begins the batches that may be sampled with them. The
-        metrics are the shares of the update's time in which a sampler with devices of its own, and
-        the trainer, worked."""
+        """Publish the new weights, and begin the batches that may be sampled with them.
+
+        Where the sampler has other devices than the trainer, the metrics are `sampler_busy` and
+        `trainer_busy`, the shares (0 to 1) of the update's time in which each worked; else {}.
+        """
         self.updates_done += 1
         self._publish_and_begin(state.params)
         now = time.monotonic()
@@ -287,8 +306,11 @@ class AsyncRollouts(RolloutSource):
         }
 
     def save(self) -> RolloutsInProgress:
-        """Nothing before the first batch, nor of a sampler in the background, whose rollouts are
-        sampled again."""
+        """What a checkpoint holds of the rollouts in progress, with the keys that `restore` reads.
+
+        Nothing before the first batch, nor of a sampler in the background, whose rollouts are
+        sampled again.
+        """
         has_begun = self.next_batch_to_begin > self.updates_done
         if not (isinstance(self.worker, RolloutWorker) and has_begun):
             return RolloutsInProgress(None, None)
@@ -327,8 +349,11 @@ class AsyncRollouts(RolloutSource):
                 pending.grading.__exit__()
 
     def _publish_and_begin(self, params: Params) -> None:
-        """Give the worker the weights after `updates_done` updates, then the batches that it may
-        begin with them: up to max_staleness ahead, but none of the source that follows this one."""
+        """Give the worker the weights after `updates_done` updates, then the batches it may begin.
+
+        These are up to max_staleness ahead of `updates_done`, but none of the source that follows
+        this one (`end_update`), whose B_p and n differ. params: all of the policy's.
+        """
         cast_to_send = self.programs.cast_to_send
         self.worker.publish_weights(
             self.updates_done, params if cast_to_send is None else cast_to_send(params)
@@ -348,7 +373,10 @@ class AsyncRollouts(RolloutSource):
             self.next_batch_to_begin += 1
 
     def _add_pending_batch(self, batch: int, index: np.ndarray) -> PendingBatch:
-        """index: i[B_p], the rows of the problem table that the batch is of."""
+        """Choose the problems and the key of a batch, make its grader, and remember it as pending.
+
+        batch: its number. index: i32[B_p], the rows of the problem table that it is of.
+        """
         programs, problems = self.programs, self.problems
         rows = padded_index(index, programs.shapes.problem_rows)
         selected = programs.gather_problems(
@@ -366,9 +394,13 @@ class AsyncRollouts(RolloutSource):
 def staleness_metrics(
     tokens_by_version: Mapping[int, int], update: int, max_staleness: int
 ) -> Metrics:
-    """By how many updates a batch's tokens are older than the policy trained on them, the one after
-    `update` updates. Nothing where k = max_staleness = 0. tokens_by_version: how many tokens were
-    drawn with the weights after so many updates."""
+    """By how many updates a batch's tokens are older than the policy that is trained on them.
+
+    update: of that policy, updates done. tokens_by_version: how many tokens were drawn with the
+    weights after each number of updates, at most max_staleness before `update`. Metrics:
+    staleness_mean, staleness_max, and staleness_share_0 to _k, the share of tokens of each age.
+    Nothing ({}) where k = max_staleness = 0.
+    """
     if not max_staleness:
         return {}
     num_tokens = sum(tokens_by_version.values())

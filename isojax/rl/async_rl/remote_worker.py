@@ -52,7 +52,7 @@ class RemoteWorker:
     thread."""
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob, role: Role, mesh: Mesh):
-        """`mesh`: of training, on which batches arrive."""
+        """Begin a job in the sampler's processes. mesh: of training, on which batches arrive."""
         self.programs, self.job, self.role, self.mesh = programs, job, role, mesh
         self.number = next(role.job_numbers)
         self.busy_seconds = 0.0  # of sampling so far
@@ -88,6 +88,10 @@ class RemoteWorker:
             link.send(message)
 
     def _receive(self, message: Any) -> None:
+        """Take a message of the sampler (module docstring), in a thread of the link.
+
+        A pattern with `self.number` matches that number alone: messages of former jobs are dropped.
+        """
         with self.inbox.pass_errors_on(), self.lock:  # errors such as what grading has raised
             match message:
                 case "finished", self.number, batch, rollouts, responses:
@@ -102,9 +106,12 @@ class RemoteWorker:
 
 
 def weight_parts(params: Params, shardings: Params, process: int) -> list[WeightPart]:
-    """The parts of parameters that this process holds and that `process` needs for its devices, by
-    `shardings` on the sampler's mesh. Where several processes hold a part, one of them has it
-    here."""
+    """The parts of the parameters that this process is to send to `process` of the sampler.
+
+    These are the parts that it holds and that `process` needs for its devices, by `shardings`, a
+    tree of NamedShardings on the sampler's mesh like the parameters. Where several processes hold
+    a part, one of them sends it: that with replica 0. process: its index in the run.
+    """
     parts: list[WeightPart] = []
     leaves = zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)
     for number, (x, sharding) in enumerate(leaves):
@@ -131,7 +138,11 @@ def _overlap(a: tuple[slice, ...], b: tuple[slice, ...], shape: tuple[int, ...])
 
 
 def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params) -> Params:
-    """Parameters on the sampler's mesh, of the parts that all processes have sent to this one."""
+    """Parameters on the sampler's mesh, of the parts that all processes have sent to this one.
+
+    shapes, shardings: trees like the parameters, of what was sent and on the sampler's mesh; parts
+    are numbered by the order of their leaves.
+    """
     leaves, tree = jax.tree.flatten(shapes)
     buffers = [np.empty(x.shape, x.dtype) for x in leaves]  # what no part fills is never touched
     for part in parts:
@@ -140,8 +151,11 @@ def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params
 
 
 def next_request(worker: RolloutWorker, role: Role, shapes: Params) -> Callable[[], None] | None:
-    """The trainer's next request, in a process of the sampler; None ends the job. `shapes`: of the
-    parameters as they are sent."""
+    """The trainer's next request, in a process of the sampler, as a call of the worker.
+
+    None ends the job. shapes: of the parameters as they are sent. Waits for the message; raises
+    TrainingFailed where an error has ended the training.
+    """
     name, *arguments = received(role.own_peer)
     if name == "close":
         return None
@@ -152,15 +166,18 @@ def next_request(worker: RolloutWorker, role: Role, shapes: Params) -> Callable[
     assert name == "publish_weights", name
     version, own_parts = arguments
     other_peers = [link for link in role.peers.values() if link is not role.own_peer]
+    # Processes that send this one nothing but weights: their next message is of the same version.
     other_parts = [received(link)[2] for link in other_peers]
     params = place_weights(chain(own_parts, *other_parts), shapes, worker.programs.param_shardings)
     return partial(worker.publish_weights, version, params)
 
 
 def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded: bool) -> None:
-    """Samples one job after the other, until training ends; raises what has ended it. `shapes`: of
-    the parameters as they are sent. `is_graded`: whether the trainer's processes grade
-    responses."""
+    """Sample one job after the other, until training ends; raises what has ended it.
+
+    It is what a process of the sampler does. shapes: of the parameters as they are sent. is_graded:
+    whether the trainer's processes grade responses, and so are sent each that is finished.
+    """
 
     def send_finished(
         number: int, batch: int, rollouts: np.ndarray, responses: list[np.ndarray]

@@ -53,12 +53,17 @@ class SamplerProgress(NamedTuple):
 
 
 class ChunkOutputs(NamedTuple):
-    """The slots after a chunk, each [S R ...]."""
+    """The slots after a chunk, each i32[S R ...].
 
-    finished_rows: Any  # the buffer row of the rollout that finished, -1 if none did
-    slot_rows: Any  # the buffer row of the rollout that the slot has decoded
+    Rows are those of the endless batch of a shard, which counts from the worker's first batch on:
+    they grow without end, and `row % ring_rows` is the buffers' row. `tokens` is the last field:
+    a worker reads the others as host arrays by their places.
+    """
+
+    finished_rows: Any  # the row of the rollout that finished, -1 if none did
+    slot_rows: Any  # the row of the rollout that the slot has decoded; -1 of a free one
     lengths: Any  # response tokens so far
-    tokens: Any
+    tokens: Any  # [S R T]
 
 
 class SamplerPrograms:
@@ -79,7 +84,11 @@ class SamplerPrograms:
         pairs: Sequence[tuple[int, int]],
         mesh: Mesh,
     ):
-        """pairs: every (B_p, n) of the sweep."""
+        """Build the programs of one mesh; `cell.rl.max_staleness` must be set.
+
+        shapes: of the trainer's batches. pairs: every (B_p, n) of the sweep; the number of the
+        mesh's shards must divide each B_p.
+        """
         assert cell.rl.max_staleness is not None
         self.mesh = mesh
         self.shards = sharding.shard_count(mesh)
@@ -116,6 +125,8 @@ class SamplerPrograms:
         self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
 
     def _build_init_state(self) -> Program:
+        """Build `init_state() -> state` of all shards, laid out as stream.py's."""
+
         def init_shard(shard: Array) -> SamplerState:
             # Item 0, computed: a constant would count as equal on all shards, and the queues do
             # not stay equal.
@@ -133,6 +144,7 @@ class SamplerPrograms:
         return Program(jax.jit(init_state, out_shardings=state_sharding))
 
     def _build_decode_chunk(self) -> Program:
+        """Build `decode_chunk(weights, ring, progress, state)` of all shards (class docstring)."""
         rows: Any = P(ROLLOUT_AXES)
         on_all: Any = P()
         state_spec = stream.sampler_state_specs(self.engine)
@@ -155,8 +167,10 @@ class SamplerPrograms:
 
     @property
     def state_layout(self) -> int:
-        """Equal where a worker of these programs can go on with what another has saved; it is a
-        checksum."""
+        """A checksum, equal where a worker of these programs can go on with what another saved.
+
+        It is in checkpoints, so that what it is computed of must stay as it is, to the letter.
+        """
         # of the ring, but without the grid, which may grow
         ring = self.ring_shapes
         sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries
@@ -173,7 +187,7 @@ class SamplerPrograms:
         return jax.eval_shape(self.extract_batch.jitted, state.outputs, 0)
 
     def compile(self, params: Params) -> None:
-        """Compiles all programs, from shapes and those of the parameters."""
+        """Compile all programs. params: ShapeDtypeStructs of the parameters as they are sent."""
         scalar = shape_on(replicated(self.mesh))
         changed = shape_on(replicated(self.mesh), (), "bool")
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
@@ -202,12 +216,17 @@ class SamplerPrograms:
         progress: SamplerProgress,
         state: SamplerState,
     ) -> tuple[SamplerState, ChunkOutputs]:
-        """A chunk of one shard, whose arrays are [1 ...]."""
+        """Decode a chunk on one shard, for use in a shard_map.
+
+        ring: this shard's, arrays [1 entries ...]; progress: the same on all shards, i32[]. state:
+        laid out as stream.py's. Returns the new state and the shard's outputs [1 R ...].
+        """
         problems, keys = jax.tree.map(lambda x: x[0], ring)
         state = stream.squeeze_shard_axis(state)
 
-        # All groups that the shard may have begun so far, in a ring of as many as k + 1 batches
-        # have.
+        # To the engine this is one batch of `group_limit` groups, which is all that the shard may
+        # have begun since the first; its problems and buffers are rings, of as many groups as
+        # k + 1 batches have. One shard: each counts its own groups from 0.
         n = progress.n
         ring_groups = progress.groups_per_batch * self.ring_batches
         batch = SamplingBatch(

@@ -44,7 +44,8 @@ class SampledBatch(NamedTuple):
     """A batch that is done."""
 
     rollouts: Rollouts  # by shard of the sampler
-    tokens_by_version: Mapping[int, int]  # how many were drawn with the weights of each update
+    # how many tokens were drawn with the weights after each number of updates: {11: 900, 12: 340}
+    tokens_by_version: Mapping[int, int]
 
 
 class PublishedParams(NamedTuple):
@@ -67,9 +68,14 @@ class RolloutJob:
 
 
 class RolloutWorker:
-    """The worker of one cell; all calls come from one thread."""
+    """The worker of one cell; all calls come from one thread.
+
+    Batches have the number of the update that trains on them. `publish_weights` must come before
+    the first chunk; `begin_batch` is called in the order of the numbers.
+    """
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob):
+        """programs: of the sweep, of a mesh whose shards divide `job.B_p`."""
         self.programs = programs
         self.job = job
         self.groups_per_shard = job.B_p // programs.shards
@@ -88,8 +94,9 @@ class RolloutWorker:
         )
         self.ring = ProblemRing(filler, keys=np.zeros((shards, entries, 2), np.uint32))
 
-        # [2 S R]: the buffer row that each slot decoded in the last chunk, -1 where its rollout has
-        # finished; and the slot's length. As one array, because checkpoints have it so.
+        # [2 S R]: the row (as in ChunkOutputs) that each slot decoded in the last chunk, -1 where
+        # its rollout has finished; and the slot's length. As one array, because checkpoints have it
+        # so.
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
 
         # Parameters that no chunk has used yet; and the weights in use.
@@ -111,8 +118,12 @@ class RolloutWorker:
         return [batch for batch, count in self.finished_counts.items() if count == B]
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
-        """Batch `batch` may be sampled: host arrays of its B_p problems, and the data of its key.
-        Batches begin in order, and at most k + 1 are in the ring at once."""
+        """Let batch `batch` be sampled from the next chunk on.
+
+        problems: host arrays of its B_p problems. key_data: u32[2], the data of its PRNG key.
+        Batches begin in order, and at most k + 1 (k = cell.rl.max_staleness) are in the ring at
+        once: batch b takes the place of b - k - 1, which must have been taken.
+        """
         assert batch == self.next_batch, (batch, self.next_batch)
         offset = self._ring_offset(batch)
         of_batch = slice(offset, offset + self.groups_per_shard)
@@ -130,7 +141,7 @@ class RolloutWorker:
         self.published = PublishedParams(version, params)
 
     def decode_chunk(self) -> None:
-        """Decodes at most CHUNK_TOKENS tokens in each slot with the newest weights."""
+        """Decode at most CHUNK_TOKENS tokens in each slot with the newest weights."""
         started_at = time.monotonic()
 
         weights_changed = self.published is not None
@@ -170,8 +181,11 @@ class RolloutWorker:
         """Nothing runs."""
 
     def save(self) -> tuple[dict[str, Any], Any]:
-        """The rollouts in progress, as data for JSON and as arrays; the trainer publishes the
-        weights again."""
+        """(data for JSON, arrays) of the rollouts in progress; without weights.
+
+        The trainer publishes these again after `restore`. The keys are in checkpoints: they must
+        stay.
+        """
         meta = {
             "first_batch": self.job.first_batch,
             "next_batch": self.next_batch,
@@ -191,9 +205,13 @@ class RolloutWorker:
         return meta, arrays
 
     def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
-        """Continues where `save` was called."""
+        """Continue where `save` was called, in a worker of the same programs.
+
+        meta: the first that `save` returned. restore_arrays(template): reads the arrays of a
+        checkpoint that are in the template, a tree of arrays or ShapeDtypeStructs with shardings.
+        """
         on_all = replicated(self.programs.mesh)
-        _, arrays = self.save()  # of the shapes that were saved
+        _, arrays = self.save()  # this worker's own, for the shapes of those that were saved
         template = jax.tree.map(
             lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays
         )
@@ -222,7 +240,10 @@ class RolloutWorker:
         return self.job.first_batch + row // (self.groups_per_shard * self.job.n)
 
     def _count_tokens(self, outputs: ChunkOutputs) -> None:
-        """Counts the tokens that a chunk has drawn, by batch, as tokens of the present weights."""
+        """Count the tokens that a chunk has drawn, by batch, as tokens of the present weights.
+
+        outputs: arrays [S R ...] of all slots. Reads and replaces `previous_slots`.
+        """
         previous_rows, previous_lengths = self.previous_slots
         goes_on = outputs.slot_rows == previous_rows
         new_tokens = outputs.lengths - np.where(goes_on, previous_lengths, 0)
@@ -239,13 +260,17 @@ class RolloutWorker:
         self.previous_slots = np.stack([rows, outputs.lengths])
 
     def _count_finished(self, outputs: ChunkOutputs) -> None:
-        """Counts the rollouts that a chunk has finished, and passes this process's on where they
-        are wanted."""
+        """Count the rollouts that a chunk has finished, and pass this process's to `on_finished`.
+
+        outputs: arrays [S R ...]; all but `tokens` are host arrays of all shards, `tokens` is
+        sharded over processes.
+        """
         shard, slot = np.nonzero(outputs.finished_rows >= 0)  # i[r] each, r rollouts
         row = outputs.finished_rows[shard, slot]
         batch_of_rollout = self._batch_of_row(row)
 
-        # A shard's rows of a batch follow each other, so that a row's rest is its place in them.
+        # A shard's rows of a batch follow each other, so that a row's rest is its place in them:
+        # shards divide B_p, so that each has exactly `rollouts_per_shard`.
         layout = Layout(self.job.B_p, self.job.n, self.programs.shards)
         rollout_index = layout.rollout_at(shard, row % layout.rollouts_per_shard)
 
@@ -271,9 +296,13 @@ def serve_requests(
     next_request: Callable[[], Request],
     on_sampled: Callable[[int, SampledBatch], None],
 ) -> None:
-    """Serves requests until None, and decodes a chunk between them as long as rollouts are left. Of
-    several processes with parts of one worker, all serve the same requests before the same
-    chunk."""
+    """Serve requests until None, and decode chunks between them as long as rollouts are left.
+
+    count_waiting(): how many requests have arrived here. next_request(): waits for the next one,
+    a call of a method of `worker`, or None. on_sampled(number, batch): gets each batch that is
+    done. Of several processes with parts of one worker, all serve the same requests before the
+    same chunk.
+    """
     while True:
         # Between chunks, as many requests are served as have arrived at every process. Without
         # work, each waits for its next request; they are the same, in the same order.
@@ -305,14 +334,14 @@ class BatchInbox:
 
     @contextmanager
     def pass_errors_on(self) -> Iterator[None]:
-        """Of what is done in the other thread: the trainer's raises the error that ends it."""
+        """A context for the other thread: an error inside it is raised by `take`, not here."""
         try:
             yield
         except BaseException as e:
             self._arrivals.put(e)
 
     def take(self, batch: int) -> SampledBatch:
-        """Waits until the batch is there; raises what has ended the other thread."""
+        """Wait until the batch is there, and return it; raises what has ended the other thread."""
         while batch not in self._batches:
             arrival = self._arrivals.get()
             if isinstance(arrival, BaseException):

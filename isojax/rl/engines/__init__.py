@@ -94,9 +94,11 @@ class RolloutEngine(Protocol):
         ...
 
     def begin_run(self, cell: Cell, update: int) -> None:
-        """A run begins, or goes on after `update` updates: with this B_p, n and seed. An engine
-        that remembers something of rollouts forgets it here, or results would hang on the runs
-        before."""
+        """A run begins, or goes on after `update` updates, with the cell's B_p, n and seed.
+
+        An engine that remembers something of rollouts forgets it here, or results would depend on
+        the runs before.
+        """
 
     def publish(self, params: Params, update: int) -> None:
         """The requests that follow are for these parameters, those after `update`: for an engine

@@ -37,6 +37,7 @@ class StreamEngine(RolloutEngine):
     def sample(
         self, params: Params, request: SampleRequest, listener: Listener | None
     ) -> Rollouts | RoutedRollouts:
+        """Sample a request; the listener, which must be there, gets responses as they finish."""
         assert listener is not None, "the host verifies"
         return self.stream.run(
             params,
@@ -61,6 +62,7 @@ class DeviceEngine(RolloutEngine):
     """Of tasks that are verified on device: all chunks in one program."""
 
     def __init__(self, setup: EngineSetup) -> None:
+        """Build the sampler's one program. setup: of a task that is verified on device."""
         self.setup = setup
         sample = build_sampler(
             setup.decoder,

@@ -30,7 +30,10 @@ class ServedModel:
 
 
 def detect(client: JsonClient) -> ServedModel:
-    """InputError where the list of models is none; RunFailed where nobody answers."""
+    """Ask a server for its list of models, which tells its project and the model's name.
+
+    Raises InputError where the answer is no such list; ServerFailed where nobody answers.
+    """
     answer = client.get("/v1/models")
     try:
         first_model = answer["data"][0]

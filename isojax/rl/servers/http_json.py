@@ -40,7 +40,7 @@ class JsonClient:
     """Asks one server; threads may share it."""
 
     def __init__(self, options: ServerOptions) -> None:
-        """InputError where the URL is none."""
+        """Read the URL, with or without http:// and /v1; InputError where it is none."""
         self.options = options
         url = options.url if "://" in options.url else f"http://{options.url}"
         parts = urlsplit(url)
@@ -88,7 +88,12 @@ class JsonClient:
                         connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Any:
-        """The parsed answer, after as many attempts as it takes, and as are allowed."""
+        """The parsed answer, after as many attempts as it takes, and as are allowed.
+
+        method: "GET" or "POST". path: from the server's root, such as "/v1/models". body: JSON, or
+        None. Raises: as `post`. A request is repeated after a timeout, a lost connection, and a
+        status of RETRIED_STATUSES or from 500 on; any other status than 200 is a refusal.
+        """
         options = self.options
         wait = options.first_wait
         timeouts = 0
@@ -134,7 +139,10 @@ class JsonClient:
         ) from cause
 
     def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """(status, text) of one attempt, on a connection that `close` can end."""
+        """(status, text) of one attempt, on a connection that `close` can end, such as 200, b"{}".
+
+        Raises TimeoutError, OSError or HTTPException where no answer comes.
+        """
         connection_type = HTTPSConnection if self._is_https else HTTPConnection
         connection = connection_type(self._host, self._port, timeout=self.options.timeout)
         with self._lock:

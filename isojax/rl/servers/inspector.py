@@ -20,10 +20,17 @@ MIN_MISMATCHES = 3
 
 
 class ResponseInspector:
-    """Of one server. Threads share it."""
+    """Looks at the responses of one server, and makes SampledResponses of them. Threads share it.
+
+    A mismatch is a response whose text is not that of its tokens.
+    """
 
     def __init__(self, task: TextTask, T: int, served: ServedModel, url: str) -> None:
-        """T: the most tokens of a response."""
+        """Make an inspector for the responses of one server to one task.
+
+        task: its tokenizer and stop conditions are the policy's. T: the most tokens of a response.
+        url: for messages.
+        """
         self.task = task
         self.T = T
         self.served = served
@@ -41,6 +48,9 @@ class ResponseInspector:
 
     def to_response(self, ask: Ask, completion: Completion) -> SampledResponse:
         """The response, which ends where isojax's own sampler would have ended it.
+
+        A text that is not that of its tokens is only counted (`mismatches`), until there are too
+        many.
 
         Raises:
             ServerFailed: the server has another tokenizer, model or context than isojax expects, or
@@ -78,7 +88,11 @@ class ResponseInspector:
             )
 
     def _tokens(self, completion: Completion) -> np.ndarray:
-        """i64[l], those of the server, or of its text where it gives none."""
+        """The response's tokens i64[l]: those of the server, or of its text where it gives none.
+
+        Raises ServerFailed where they are missing, though the dialect gives them, or outside the
+        vocabulary.
+        """
         dialect = self.served.dialect
         if completion.tokens is not None:
             tokens = np.asarray(completion.tokens, np.int64)
@@ -110,8 +124,11 @@ class ResponseInspector:
         return np.array([math.nan if logp is None else logp for logp in logps], np.float32)
 
     def _compare(self, server_text: str, own_text: str) -> None:
-        """Whether the tokens are those of the text, up to what servers write differently. The first
-        mismatch is warned of; too many raise ServerFailed."""
+        """Count a response, and a mismatch where its tokens' text is not the server's.
+
+        Spaces, special tokens and halves of characters do not count: servers write them
+        differently. The first mismatch is warned of; too many raise ServerFailed.
+        """
         is_same = self._plain(server_text) == self._plain(own_text)
         with self._lock:
             self.responses += 1

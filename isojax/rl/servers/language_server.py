@@ -21,8 +21,11 @@ class LanguageServer:
         return f"the server {self.options.url} ({self.served.project})"
 
     def complete(self, ask: Ask) -> list[Completion]:
-        """Its n responses to one prompt. InputError where the server refuses the request;
-        ServerFailed where it does not answer, or not as asked."""
+        """The server's `ask.n` responses to one prompt.
+
+        Raises InputError where the server refuses the request; ServerFailed where it does not
+        answer, or not as asked.
+        """
         dialect = self.served.dialect
         path, body = dialect.write(self.served.model, ask)
         answer = self.client.post(path, body)

@@ -18,6 +18,7 @@ class LlamaCpp(Dialect):
     logp_fix: ClassVar[str] = "take a newer llama-server"
 
     def write(self, model: str, ask: Ask) -> Call:
+        """The request to /completion: tokens as the prompt; `model` and `ask.n` are not sent."""
         body: dict[str, Any] = {
             "prompt": list(ask.prompt),
             "seed": ask.seed,
@@ -34,6 +35,7 @@ class LlamaCpp(Dialect):
         return Call("/completion", body)
 
     def read(self, answer: Any) -> list[Completion]:
+        """The one response of an answer, a dict with content, stop_type and tokens."""
         sampled = answer.get("completion_probabilities")  # of each token, where they were asked
         logps: list[float] | None = None
         if sampled is not None:

@@ -19,6 +19,7 @@ class LlamaCppPython(Dialect):
     cuts_before_temperature: ClassVar[bool] = True
 
     def write(self, model: str, ask: Ask) -> Call:
+        """The request to /v1/completions: a text as the prompt; `ask.n`, 1, is not sent."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": ask.prompt_text,

@@ -25,6 +25,7 @@ class OpenAICompletions(Dialect):
     update_fix: ClassVar[str] = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
 
     def write(self, model: str, ask: Ask) -> Call:
+        """The request to /v1/completions: tokens as the prompt, no cuts but top-p."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": list(ask.prompt),
@@ -54,6 +55,11 @@ class OpenAICompletions(Dialect):
         return [self._read_choice(choice, prompt_tokens) for choice in choices]
 
     def _read_choice(self, choice: Any, prompt_tokens: int | None) -> Completion:
+        """The response in one entry of an answer's `choices`.
+
+        choice: a dict with text and finish_reason, and with token_ids and logprobs where they are
+        given. prompt_tokens: as the server counts them; None where it does not say.
+        """
         logprobs = choice.get("logprobs") or {}
 
         # Servers that give no token ids may name the tokens among the log-probs by them.

@@ -20,13 +20,20 @@ from isojax.rl.servers.weight_check import NUM_CONTEXTS, WeightCheck
 
 
 class PolicyServer:
-    """For the engines of one run, those of training and of evaluations; one policy at a time."""
+    """For the engines of one run, those of training and of evaluations; one policy at a time.
+
+    `requests` are UpdateRequests: {path: body}, in the order in which they are sent.
+    """
 
     def __init__(
         self, config: ServerConfig, url: str, decoder: Decoder, mesh: Mesh, run_name: str
     ) -> None:
-        """InputError where the server cannot be given weights; ServerFailed where it does not
-        answer."""
+        """Connect to the server, and choose the folder for its weights.
+
+        url: such as "http://localhost:8000". run_name: names the run's folder in
+        `run.server.weights`. Raises InputError where the server cannot be given weights, and
+        ServerFailed where it does not answer.
+        """
         self.url = url
         self.server = LanguageServer(make_options(config, url))
         served = self.server.served
@@ -75,8 +82,11 @@ class PolicyServer:
         return {"server": served.project, "model": served.model}
 
     def publish(self, params: Params, update: int) -> None:
-        """Give the server the policy after `update`, and return when it has it; nothing where it
-        has it already."""
+        """Give the server the policy after `update` updates, and return when it has it.
+
+        Nothing is sent where these very arrays were published last. Raises ServerFailed where
+        weights cannot be written or announced, or the server does not take them.
+        """
         arrays = jax.tree.leaves(params)
         has_as_many = len(arrays) == len(self._published)
         if has_as_many and all(a is b for a, b in zip(arrays, self._published, strict=True)):
@@ -95,9 +105,13 @@ class PolicyServer:
         return self.check is None or self.check.probe is not None
 
     def begin_check(self, params: Params, sequences: Sequence[Sequence[int]]) -> None:
-        """From now on the server can be asked for its weights, by these prompts and responses; and
-        is, for those that it has sampled with."""
+        """Make the check of the server's weights from its first rollouts, and check them once.
+
+        sequences: tokens of each rollout's prompt and of a part of its response. params: the policy
+        that they were sampled with. The server must give log-probs.
+        """
         assert self.check is not None
+        # Spread over all rollouts: neighbours are of one problem.
         stride = max(1, len(sequences) // NUM_CONTEXTS)
         self.check.begin(params, self.update, sequences[::stride])
 
@@ -115,6 +129,7 @@ class PolicyServer:
         return self.update - int(version) if is_announced else 0
 
     def _announce(self, path: str, body: Mapping[str, Any]) -> None:
+        """POST a filled-in request of `requests`; ServerFailed where the server refuses it."""
         try:
             answer = self.server.client.post(path, dict(body))
         except InputError as e:
@@ -139,7 +154,7 @@ def make_options(config: ServerConfig, url: str) -> ServerOptions:
 
 
 def _fill_in(value: Any, path: Path, update: int) -> Any:
-    """The value with {path} and {version} replaced in all its texts."""
+    """The value with {path} and {version} replaced in all its texts; keys of mappings stay."""
     if isinstance(value, str):
         return value.replace("{path}", str(path)).replace("{version}", str(update))
     if isinstance(value, Mapping):

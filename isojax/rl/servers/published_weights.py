@@ -28,8 +28,10 @@ class PublishedWeights:
         self.dtype = dtype
 
     def write(self, params: Params, update: int) -> Path:
-        """The folder of the policy after `update`; ServerFailed where it cannot be written.
-        Adapters are merged."""
+        """Write the policy after `update` updates, and return its folder, such as update-12.
+
+        Adapters are merged into the weights. Raises ServerFailed where it cannot be written.
+        """
         path = self.folder / f"update-{update}"
         if path.exists():  # of the same update, before the run was killed
             shutil.rmtree(path)

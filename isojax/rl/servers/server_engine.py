@@ -30,10 +30,12 @@ from isojax.rl.servers.policy_server import PolicyServer
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
-# By how much the difference of two log-probs may be off that which temperature makes of it, and how
-# large it must be.
+# Of `_check_temperature`, which looks at the difference of two log-probs. By how much it may be off
+# that which temperature makes of it: a share of it, or nats below 1 nat. And by how many nats
+# temperature must change it, or else nothing could be told from it.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
-CHECKED_PROMPTS = 4  # at most so many are asked until one is uneven enough to tell
+# At most so many prompts are asked until one's first tokens are uneven enough to tell.
+CHECKED_PROMPTS = 4
 
 
 class RolloutAsk(NamedTuple):
@@ -61,10 +63,13 @@ class ServerEngine(RolloutEngine):
         needs_logps: bool = False,
         policy_server: PolicyServer | None = None,
     ) -> None:
-        """`needs_logps`: whether log-probs are asked for, and refused where they are of another
-        distribution; without them all are 0. `policy_server`: gives the server the parameters that
-        are published; without it, the server has one policy. InputError where the server cannot be
-        used so; ServerFailed where it does not answer."""
+        """Make an engine of a server; no request is sent before the first `sample`.
+
+        needs_logps: whether log-probs are asked for, and refused where they are of another
+        distribution; without them all are 0. policy_server: gives the server the parameters that
+        are published; None: the server has one policy. Raises InputError where task or settings do
+        not allow this server.
+        """
         task = setup.task
         if is_on_device(task):
             raise InputError(
@@ -110,12 +115,18 @@ class ServerEngine(RolloutEngine):
             self.policy_server.publish(params, update)
 
     def metrics(self) -> Metrics:
+        """staleness_mean and staleness_max of the last request, in updates; {} of one policy."""
         if self.policy_server is None:
             return {}
         oldest = Metric(float(max(self.staleness)), None, "max")
         return {"staleness_mean": mean(float(np.mean(self.staleness))), "staleness_max": oldest}
 
     def sample(self, params: Params, request: SampleRequest, listener: Listener | None) -> Rollouts:
+        """Sample a request by the server, which the first call checks before (`_check_server`).
+
+        Raises InputError where it cannot be used as it is, and ServerFailed where it does not
+        answer, or not as asked, or has other weights than were published last.
+        """
         asks = self._asks(request)
         if not self._is_checked:
             self._check_server([one.ask for one in asks])
@@ -135,7 +146,10 @@ class ServerEngine(RolloutEngine):
     def _ask_all(
         self, asks: Sequence[RolloutAsk], B: int, listener: Listener | None
     ) -> list[SampledResponse]:
-        """The B responses, in the order of rollouts; many requests are in flight at once."""
+        """The B responses, in the order of rollouts; many requests are in flight at once.
+
+        asks: together they have each rollout once. Where one fails, the others are given up.
+        """
         responses: list[SampledResponse | None] = [None] * B
         self.staleness = []
         threads = ThreadPoolExecutor(self.options.in_flight, "server")
@@ -178,7 +192,11 @@ class ServerEngine(RolloutEngine):
         return np.asarray(request.arrays.prompts[q])[:length].tolist()
 
     def _asks(self, request: SampleRequest) -> list[RolloutAsk]:
-        """The requests to the server: as few for each problem as the dialect allows."""
+        """The requests to the server: as few for each problem as the dialect allows (`max_n`).
+
+        They are in the order of rollouts. A request's seed belongs to the batch's key, the problem
+        and the first rollout that it asks for.
+        """
         task, sampling = self.task, self.setup.sampling
         max_n = self.served.dialect.max_n
         key = np.asarray(jax.random.key_data(request.key)).ravel().tolist()
@@ -192,7 +210,7 @@ class ServerEngine(RolloutEngine):
                     prompt=prompt,
                     prompt_text=text,
                     n=min(max_n, request.n - start),
-                    seed=int(seed) >> 1,
+                    seed=int(seed) >> 1,  # of 32 bits; `Ask` has 31
                     temperature=sampling.temperature,
                     top_p=sampling.top_p,
                     max_tokens=self.setup.shapes.response_length,
@@ -204,6 +222,7 @@ class ServerEngine(RolloutEngine):
         return asks
 
     def _ask(self, ask: Ask) -> Answered:
+        """The inspected responses to one request; called in a thread. Raises ServerFailed."""
         try:
             completions = self._complete(ask)
         except InputError as e:  # it has taken such requests before
@@ -216,15 +235,21 @@ class ServerEngine(RolloutEngine):
         return Answered(responses, [server.staleness_of(one.version) for one in completions])
 
     def _complete(self, ask: Ask) -> list[Completion]:
-        """What the server answers, with the first token of a text once."""
+        """What the server answers to a request, whose text begins with one BOS token.
+
+        BOS is the special token that begins a prompt. Where the server writes it itself
+        (`_adds_bos`), it is left out of the text that is sent.
+        """
         bos = self.task.tokenizer.bos_token
         if self._adds_bos and isinstance(bos, str):
             ask = replace(ask, prompt_text=ask.prompt_text.removeprefix(bos))
         return self.server.complete(ask)
 
     def _check_settings(self) -> None:
-        """InputError where the server's kind of log-probs, or its top-p, is not what the config
-        needs."""
+        """Raise InputError where the server's log-probs, or its top-p, do not fit the config.
+
+        It asks the server nothing: what its dialect says of it is compared with `cell.sampling`.
+        """
         dialect, sampling = self.served.dialect, self.setup.sampling
         server = self.server.name
         if dialect.cuts_before_temperature and sampling.top_p < 1 and sampling.temperature != 1:
@@ -258,12 +283,18 @@ class ServerEngine(RolloutEngine):
             )
 
     def _check_server(self, asks: Sequence[Ask]) -> None:
-        """A request of one response, looked at closely; InputError where the server cannot be used
-        as it is."""
+        """Ask for one response, and raise InputError where the server cannot be used as it is.
+
+        asks: those that are to follow. What `ResponseInspector.to_response` raises ServerFailed for
+        (tokens, end, length, log-probs) is an InputError here. A text that is not that of its
+        tokens it only counts, as a mismatch: of a first response it is an InputError too. Last,
+        log-probs must be of the temperature that is asked for, where training reads them.
+        """
         first = replace(asks[0], n=1)
         (completion,) = self._complete(first)
 
-        # A server of texts may write the first token of its own, in addition to the prompt's.
+        # A server that is sent texts may write the BOS token itself, in addition to the prompt's:
+        # then it counts one token more than the prompt has.
         bos = self.task.tokenizer.bos_token
         if not self.served.dialect.gives_tokens and isinstance(bos, str):
             begins_with_bos = first.prompt_text.startswith(bos)
@@ -281,8 +312,12 @@ class ServerEngine(RolloutEngine):
             self._check_temperature([replace(ask, n=1) for ask in asks])
 
     def _check_temperature(self, asks: Sequence[Ask]) -> None:
-        """InputError where log-probs are not of the temperature that was asked for: of two tokens,
-        their difference at temperature t is 1/t of that at 1."""
+        """Raise InputError where log-probs are not of the temperature that was asked for.
+
+        At temperature t the difference of two tokens' log-probs is 1/t of that at 1. So a prompt's
+        first token is asked for twice, at 1 and at t. The first prompt that can tell decides; where
+        none can, it warns. asks: of one response each, all with the same temperature, not 1.
+        """
         ask_by_prompt = {tuple(ask.prompt): ask for ask in asks}
         for ask in list(ask_by_prompt.values())[:CHECKED_PROMPTS]:
             at_one = self._alternatives(replace(ask, temperature=1.0))
@@ -318,7 +353,10 @@ class ServerEngine(RolloutEngine):
         )
 
     def _alternatives(self, ask: Ask) -> dict[int | str, float]:
-        """Log-probs of the likeliest first tokens, by token id or by the server's name of it."""
+        """Log-probs of the likeliest first tokens, by token id or by the server's name of it.
+
+        Of a prompt, without top-p, at the temperature of `ask`; those of -inf are left out.
+        """
         one_token = replace(ask, max_tokens=1, top_p=1.0, with_logps=True, alternatives=5)
         (completion,) = self._complete(one_token)
         return {

@@ -19,6 +19,7 @@ class SGLang(Dialect):
     }
 
     def write(self, model: str, ask: Ask) -> Call:
+        """The request to /generate: tokens as the prompt, cut by top-p alone; no `model`."""
         sampling = {
             "n": ask.n,
             "temperature": ask.temperature,
@@ -41,6 +42,7 @@ class SGLang(Dialect):
         return [self._read_one(one) for one in answers]
 
     def _read_one(self, answer: Any) -> Completion:
+        """One response: a dict with text and meta_info, and with output_ids in newer versions."""
         details = answer["meta_info"]
         tokens = answer.get("output_ids")
 

@@ -105,13 +105,16 @@ class OneToken:
 
 
 class WeightCheck:
-    """Of one server, which gives log-probs."""
+    """Whether one server, which gives log-probs, has the weights that it was given last.
+
+    `begin` must be called once, before `check`; until then `probe` and `first` are None.
+    """
 
     def __init__(
         self, server: LanguageServer, decoder: Decoder, mesh: Mesh, announces_version: bool
     ) -> None:
-        """announces_version: whether the server is told a version, the number of the update. It may
-        tell it again."""
+        """announces_version: whether the server is told the number of the update as a version,
+        which its answers may have again."""
         self.server, self.announces_version = server, announces_version
         self.compute_logps = build_context_logps(decoder, mesh)
         self.probe: Probe | None = None
@@ -121,8 +124,12 @@ class WeightCheck:
         self.first: ProbeLogps | None = None
 
     def begin(self, params: Params, update: int, sequences: Sequence[Sequence[int]]) -> None:
-        """Make the probe of these sequences, sampled after `update`; ServerFailed where the
-        server's log-probs are not those of `params`."""
+        """Make the probe of these sequences, and compare the server's log-probs with `params`.
+
+        sequences: tokens of prompts with parts of their responses, sampled after `update` updates;
+        the first NUM_CONTEXTS are used. params: the policy's after `update`. Raises ServerFailed
+        where the log-probs differ by more than rounding.
+        """
         contexts = [list(tokens[-MAX_CONTEXT:]) for tokens in sequences[:NUM_CONTEXTS]]
         answers = self._ask(contexts)
 
@@ -133,7 +140,8 @@ class WeightCheck:
             row[: len(named)] = named
         self.probe = Probe(contexts, tokens)
 
-        # Of unlikely tokens a quantised server's log-probs may be off by as much as of an old one.
+        # Unlikely tokens are left out: a quantised server's log-probs of them may be off by as much
+        # as those of an old policy.
         logps = ProbeLogps(update, self._look_up(answers), self._compute_own(params))
         likely = np.where(logps.of_server > MIN_GAP_LOGP, logps.of_server, math.nan)
         gap = root_mean_square(likely - logps.own)
@@ -146,7 +154,10 @@ class WeightCheck:
         self.history = [logps]
 
     def check(self, params: Params, update: int) -> None:
-        """ServerFailed where the server still answers with former weights after all waits."""
+        """Raise ServerFailed where the server still answers with former weights after all waits.
+
+        params: the policy's after `update` updates, which the server was given last.
+        """
         assert self.probe is not None, "`begin` makes it"
         own = self._compute_own(params)
         problem = ""
@@ -172,8 +183,10 @@ class WeightCheck:
         self.history = [*self.history[start:], logps]
 
     def _find_old_version(self, answers: Sequence[OneToken], update: int) -> str:
-        """What is wrong with the version that the server tells; empty where nothing is, or it tells
-        none."""
+        """What is wrong with the version that the server tells, for a message; "" where nothing is.
+
+        A server that tells no version, or was told none, has nothing wrong.
+        """
         if not self.announces_version:
             return ""
         other_versions = [one.version for one in answers if one.version not in (None, str(update))]
@@ -185,8 +198,10 @@ class WeightCheck:
         )
 
     def _find_old_weights(self, logps: ProbeLogps) -> str:
-        """What shows that the server has former weights; empty where it has the new ones, or the
-        policy has not moved enough to tell."""
+        """What shows that the server has former weights, for a message; "" where nothing does.
+
+        Nothing does where it has the new ones, or the policy has not moved enough to tell.
+        """
         former = self._find_former(logps)
         if former is None:
             return ""
@@ -252,8 +267,10 @@ class WeightCheck:
 
 
 def build_context_logps(decoder: Decoder, mesh: Mesh) -> Program:
-    """`logps(params, contexts i32[c L], lengths i32[c], tokens i32[c k]) -> f32[c k]` of tokens
-    after contexts, at temperature 1."""
+    """Build `logps(params, contexts i32[c L], lengths i32[c], tokens i32[c k]) -> f32[c k]`.
+
+    Log-probabilities of k tokens after each of c contexts, padded on the right, at temperature 1.
+    """
     plain = decoder.with_options(decoder.options._replace(forward_attention="plain"))
 
     def logps(params: Params, contexts: Array, lengths: Array, tokens: Array) -> Array:
@@ -266,7 +283,10 @@ def build_context_logps(decoder: Decoder, mesh: Mesh) -> Program:
 
 
 def measure_moves(after: ProbeLogps, before: ProbeLogps) -> Moves:
-    """Over the tokens of which the server has told both; 0 where there are none."""
+    """How far log-probs have moved from `before` to `after`, over the tokens the server told twice.
+
+    0 where there are none.
+    """
     of_server = after.of_server - before.of_server
     own = np.where(np.isfinite(of_server), after.own - before.own, math.nan)
     return Moves(root_mean_square(own), root_mean_square(of_server))
@@ -290,7 +310,11 @@ def _by_token(alternatives: Mapping[int | str, float]) -> dict[int, float]:
 
 
 def _ask_one_token(context: Sequence[int]) -> Ask:
-    """At temperature 1, where log-probs before temperature and after it are the same."""
+    """A request for one token after a context, with log-probs of NUM_TOKENS likely ones.
+
+    At temperature 1, where log-probs before temperature and after it are the same. The server must
+    be one that takes prompts as tokens: there is no text.
+    """
     return Ask(
         prompt=context,
         prompt_text="",
