@@ -9,8 +9,9 @@ from isojax.models.model_packages import import_package
 
 
 def import_file(path: Path, folder: Path, accept_terms: bool = False) -> None:
-    """Make a model's folder of a GGUF file. One of a package that asks for agreement asks for it
-    here too."""
+    """Make a model's folder of a GGUF file, that of a known package included.
+
+    One of a package that asks for agreement asks for it here too: `accept_terms`."""
     digest = sha256_of(path) if path.is_file() else ""
     for package in (smollm2.package(), gemma3_270m.package()):
         if package.sha256 == digest:

@@ -180,8 +180,10 @@ def attend(q: RowQueries, segments: list[RowSegment]) -> RowQueries:
 def query_key_products(
     q: Float[Array, "b K q H"], k: Float[Array, "b K c H"]
 ) -> Float[Array, "b K q c"]:
-    """Each query's products with keys, in float32. Where all is float32, as on a CPU, the gradient
-    is written out."""
+    """Return each query's products with keys, in float32.
+
+    q counts the queries of all heads that share a key head. Where all is float32, as on a CPU, the
+    gradient is written out (below)."""
     if q.dtype == k.dtype == jnp.float32:
         return _float32_query_key_products(q, k)
     return _query_key_products(q, k)

@@ -129,8 +129,10 @@ class DecodeAttentionShape:
         return q, k, v, cache, jnp.arange(rows) * self.positions // rows
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """The output that must be right, and the inputs of the next call, the cache written in
-        place."""
+        """Run one call: the output that must be right, and the inputs of the next call.
+
+        `inputs`: as `random_inputs` orders them. The cache is written in place, and what comes out
+        is the next call's queries."""
         q, k, v, cache, positions = inputs
         live = live_blocks(implementation, positions, cache, self.head_dim)
         layer = None if self.unrolled else jnp.int32(1)
@@ -226,7 +228,9 @@ def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> Attent
 
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
-    """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError
+    """Return the sweep with its attention chosen where it is not set, on a device of the mesh.
+
+    `sweep.forward_attention` is the trainer's, `sweep.decode_attention` the sampler's. InputError
     as in `autotune`."""
     shapes = attention_shapes(cell, sweep, mesh)
     forward = autotune(shapes.of_update, sweep.forward_attention, mesh, "sweep.forward_attention")
@@ -269,8 +273,9 @@ def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
 
 
 def _mismatch(shape: AttentionShape, implementation: str) -> str:
-    """How a kernel differs; empty where its error against float32 is at most twice the plain
-    form's, and 1e-4 more."""
+    """Say how a kernel's outputs differ; empty where they are near enough to float32's.
+
+    Its error may be at most twice the plain form's in the same precision, and 1e-4 more."""
     if implementation == "plain":
         return ""
 

@@ -43,8 +43,10 @@ class SlotSegment(NamedTuple):
 
 
 def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, "*b"]]:
-    """int8 values and one float32 scale per vector: x = values * scale, within scale / 2 for each
-    element."""
+    """Return int8 values and one float32 scale for each vector of H numbers.
+
+    x is values * scale, within scale / 2 for each element. 127 is the largest magnitude on both
+    sides of 0."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1) / 127
     divisor = jnp.where(scale > 0, scale, 1.0)  # a vector of zeros stays zero
@@ -52,8 +54,10 @@ def quantize(x: Float[Array, "*b H"]) -> tuple[Int[Array, "*b H"], Float[Array, 
 
 
 def to_cache_dtype(keys: Array, values: Array, dtype: Any) -> KVArrays:
-    """Keys and values [... H] as a cache of this precision holds them: cast, or as int8 with their
-    scales."""
+    """Return keys and values [... H] as a cache of this precision holds them.
+
+    `dtype`: such as "bfloat16": two arrays; "int8": four, with the scales [...] of keys and of
+    values last."""
     if jnp.dtype(dtype) != jnp.int8:
         return keys.astype(dtype), values.astype(dtype)
 
@@ -63,8 +67,10 @@ def to_cache_dtype(keys: Array, values: Array, dtype: Any) -> KVArrays:
 
 
 def position_axes(implementation: str, head_dim: int) -> tuple[int, ...]:
-    """The axes of positions of a cache's keys, values and both scales, as this decode attention
-    reads them: keys and values are [L R K H C] where it is -1, [L R K C H] where it is -2."""
+    """Return the axes of positions of a cache's keys, values and both scales, from the end.
+
+    Keys and values are [L R K H C] where it is -1, [L R K C H] where it is -2, as this decode
+    attention reads them. There are four always, also where a cache has no scales."""
     if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import is_transposed
 
@@ -75,8 +81,9 @@ def position_axes(implementation: str, head_dim: int) -> tuple[int, ...]:
 
 
 def move_positions(keys: Array, values: Array, *scales: Array, axes: tuple[int, ...]) -> KVArrays:
-    """Keys and values [... C H] as a cache with these `position_axes` holds them; scales as they
-    are."""
+    """Bring keys and values [... C H] into the order of a cache with these `position_axes`.
+
+    Scales, if there are any, stay as they are."""
     key_axis, value_axis, *_ = axes
     if key_axis == -1:
         keys = keys.swapaxes(-1, -2)
@@ -86,8 +93,9 @@ def move_positions(keys: Array, values: Array, *scales: Array, axes: tuple[int, 
 
 
 def cache_positions(implementation: str, positions: int) -> int:
-    """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole
-    blocks."""
+    """Return how many positions a cache must have to hold `positions` of them.
+
+    A TPU's kernel wants whole blocks (`pad_to_blocks`)."""
     if implementation not in PALLAS:
         return positions
     from isojax.models.kernels.tpu_decode import pad_to_blocks
@@ -98,8 +106,10 @@ def cache_positions(implementation: str, positions: int) -> int:
 def live_blocks(
     implementation: str, last: SlotInts, cache: KVArrays, head_dim: int
 ) -> tuple[Array, ...]:
-    """What `decode_attention` needs to know of `SlotPositions.last`, the same in all layers of a
-    stack: `LiveBlocks` of the TPU's kernel; empty for the others."""
+    """Return what `decode_attention` needs to know of `SlotPositions.last`.
+
+    The same in all layers of a stack, so it is made once for each token: `LiveBlocks` of a TPU's
+    kernel; empty for the others. `cache`: of the stack, with its axis of layers."""
     if implementation not in PALLAS:
         return ()
     from isojax.models.kernels import tpu_decode
@@ -267,8 +277,9 @@ def attend_slots(q: SlotQueries, segments: list[SlotSegment]) -> SlotQueries:
 
 
 def _fold_slots(x: Float[Array, "R K G c"], prefix_groups: int) -> Float[Array, "Z K WG c"]:
-    """The slots of each prefix group in one matrix, so that one product takes them to the group's
-    prefix."""
+    """Put the slots of each prefix group into one matrix, so that one product serves the group.
+
+    R slots are Z = prefix_groups groups of W, which lie one after the other."""
     R, K, G, c = x.shape
     if prefix_groups == R:
         return x

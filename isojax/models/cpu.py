@@ -22,11 +22,11 @@ MIN_PRODUCT_POSITIONS = 32
 def small_batch_matmul(
     x: Float[Array, "r i"], output_major: Float[Array, "o i"], dtype: Any = None
 ) -> Float[Array, "r o"]:
-    """x times a matrix that is stored as its transpose, for few rows x: w is then packed in the
-    order it is stored in.
+    """Multiply few rows x by a matrix that is stored as its transpose.
 
-    The barriers keep XLA from reversing the product again, and from moving a transpose in front of
-    a loop."""
+    w is then packed in the order in which it is stored. `dtype`: of the result; None: x's. The
+    barriers keep XLA from reversing the product again, and from moving a transpose in front of a
+    loop."""
     stored = lax.optimization_barrier(output_major)
     product = jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)
     return lax.optimization_barrier(product).T
@@ -35,8 +35,10 @@ def small_batch_matmul(
 def small_head_products(
     q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]
 ) -> Float[Array, "Z K g c"]:
-    """Each query's products with keys, in float32; few and small ones as a sum, which XLA:CPU runs
-    as one loop."""
+    """Return each query's products with keys, in float32.
+
+    Few and small ones are computed as a sum over the H numbers of a head, which XLA:CPU runs as one
+    loop."""
     H, c = keys.shape[2:]
     if H > MAX_SMALL_HEAD_DIM or c >= MIN_PRODUCT_POSITIONS:
         return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)

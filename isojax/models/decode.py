@@ -168,8 +168,9 @@ class Decoding:
 
     @property
     def row_axis(self) -> int:
-        """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or
-        [L R K ...]."""
+        """The axis of slots, prefix groups or table entries in each array of a cache.
+
+        0 of a layer's own arrays [R K ...], 1 of those of a stack [L R K ...]."""
         return 0 if self.unrolled_layers else 1
 
     @property
@@ -336,8 +337,10 @@ class Decoding:
     def prefill(
         self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]
     ) -> tuple[Any, Float[Array, "g D"]]:
-        """Keys and values of g prompts as a table's entries, and last hidden states. `params`: of
-        `prepare_weights`, or the policy's."""
+        """Return keys and values of g prompts as a table's entries, and their last hidden states.
+
+        `params`: of `prepare_weights`, or the policy's. `lengths`: tokens of the prompts, at least
+        1, which are padded on the right to P."""
         prefilled = self.prefill_with_experts(params, prompts, lengths, routers=None)
         return prefilled.entries, prefilled.last_hidden
 
@@ -428,8 +431,10 @@ class Decoding:
     def step(
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
-        """Hidden states of one token per slot, the t-th of its response, and the cache with the
-        token in it."""
+        """Return hidden states of one token per slot, and the cache with the token in it.
+
+        `weights`: of `prepare_weights`. `positions`: the tokens' in their sequences; `t`: their
+        numbers in the responses, from 0. Both count, as a prompt is `positions - t` tokens long."""
         decoded = self.step_with_experts(weights, cache, tokens, positions, t, routers=None)
         return decoded.hidden, decoded.cache
 
@@ -454,11 +459,13 @@ class Decoding:
             rotations[rope] = jax.tree.map(lambda x: x[positions][:, None], table)
         at = TokenPositions(positions, t)
 
-        # One layer of `stack` on x [R 1 D]; `rotations`, `at` and `routers` are from outside. The
-        # cache that comes back has the token in it.
         def run_layer(
             stack: Stack, x: Array, layer_weights: Params, layer_cache: LayerCache
         ) -> LayersOutput:
+            """Run one layer of `stack` on x [R 1 D]; the cache that comes back has the token in it.
+
+            From outside: rotations, at and routers."""
+
             def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, LayerKV]:
                 # a layer's rows have one token: [R 1 N H], and keys and values [R K 1 H]
                 attention_out, slot_kv = self._attend(

@@ -35,8 +35,10 @@ CONFIG_AND_TOKENIZER = f"then copy {CONFIG_FILE} and the tokenizer's files to {N
 
 
 def describe_folder(folder: Path) -> str:
-    """What the folder holds and what makes a model of it, in sentences; empty where nobody knows
-    it."""
+    """Say what the folder holds and what makes a model of it, in sentences.
+
+    Empty where nobody knows it. A function of KINDS returns such sentences, or "" where it does not
+    know the folder."""
     for describe in KINDS:
         description = describe(folder)
         if description:
@@ -53,6 +55,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def _broken_links(folder: Path) -> str:
+    """Describe a folder with links to files that are not there, as copies of a hub's cache have."""
     paths = paths_below(folder, nested=False)
     broken = [path.name for path in paths if path.is_symlink() and not path.exists()]
     if not broken:
@@ -62,6 +65,7 @@ def _broken_links(folder: Path) -> str:
 
 
 def _isojax_run(folder: Path) -> str:
+    """Describe a sweep's folder, or one in it, such as a run's or its checkpoint's."""
     # a sweep's folder, or up to three levels below it, such as a run's checkpoint
     levels = [folder, *folder.absolute().parents[:3]]
     sweeps = [f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()]
@@ -116,6 +120,7 @@ def _adapter(folder: Path) -> str:
 
 
 def _verl(folder: Path) -> str:
+    """Describe verl's shards of a policy's weights, by FSDP or Megatron."""
     for actor in _verl_actors(folder):
         shards = sorted(path.name for path in actor.glob("model_world_size_*_rank_*.pt"))
         if shards:
@@ -141,6 +146,7 @@ def _verl_command(backend: str, actor: Path) -> str:
 
 
 def _deepspeed(folder: Path) -> str:
+    """Describe DeepSpeed's shards of a model."""
     # A copy may lack some of its files, and any tag may name the folder of the shards.
     names = ("*_model_states.pt", "*_optim_states.pt")
     shards = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
@@ -159,6 +165,7 @@ def _deepspeed_command(checkpoint: Path) -> str:
 
 
 def _megatron(folder: Path) -> str:
+    """Describe a checkpoint of Megatron."""
     parts = [
         *folder.glob("latest_checkpointed_iteration.txt"),
         *folder.glob("iter_*"),
@@ -175,6 +182,7 @@ def _megatron(folder: Path) -> str:
 
 
 def _accelerate(folder: Path) -> str:
+    """Describe FSDP's shards of accelerate."""
     sharded = [path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()]
     if folder.name.startswith("pytorch_model_fsdp_"):
         sharded.append(folder)
@@ -188,6 +196,7 @@ def _accelerate(folder: Path) -> str:
 
 
 def _distributed_checkpoint(folder: Path) -> str:
+    """Describe shards of torch.distributed.checkpoint, of which merged.pt is made."""
     parts = sorted(folder.glob("*.distcp")) or sorted(folder.glob("*/*.distcp"))
     if not parts:
         return ""
@@ -201,6 +210,7 @@ def _distributed_checkpoint(folder: Path) -> str:
 
 
 def _model_below(folder: Path) -> str:
+    """Describe a folder whose subfolders are models."""
     paths = paths_below(folder, nested=False)
     models = [str(path) for path in paths if path.is_dir() and holds_model(path)]
     if not models:
@@ -210,6 +220,7 @@ def _model_below(folder: Path) -> str:
 
 
 def _gguf(folder: Path) -> str:
+    """Describe a folder with llama.cpp's file."""
     files = sorted(folder.glob("*.gguf"))
     if not files:
         return ""
@@ -224,6 +235,7 @@ def gguf_fix(file: Path) -> str:
 
 
 def _meta(folder: Path) -> str:
+    """Describe a model in Meta's original format."""
     files = sorted(path.name for path in folder.glob("consolidated*.pth"))
     if not files:
         return ""
@@ -303,6 +315,7 @@ def _traces(folder: Path) -> str:
     return ""
 
 
+# The first that says something is taken. A folder may look like several: the order decides.
 KINDS: tuple[Callable[[Path], str], ...] = (
     _broken_links, _isojax_run, _hub_cache, _verl, _adapter, _deepspeed, _accelerate, _megatron,
     _distributed_checkpoint, _model_below, _gguf, _meta, describe_pickles, _other_frameworks,

@@ -58,8 +58,11 @@ _anchored_value.defvjp(_anchored_value_forward, _anchored_value_backward)
 def all_gather_weight(
     w: Float[Array, "*w"], axis: int, width: int, logical_axes: tuple[str, ...] | None = None
 ) -> Float[Array, "*_"]:
-    """The whole of a weight that has `width` entries along `axis`, from it or from a device's part
-    of it, which has fewer there. `logical_axes`: of one that has more axes than a matrix."""
+    """Return the whole of a weight, from it or from a device's part of it.
+
+    `axis`: the one that fsdp splits; `width`: its size when whole, by which a part is known.
+    `logical_axes`: names of all axes, of a weight that has more than a matrix, such as ("expert",
+    "embed", "mlp")."""
     if w.shape[axis] == width:
         return w
     return _all_gather_weight(w, axis, logical_axes)
@@ -68,8 +71,10 @@ def all_gather_weight(
 def matmul(
     x: Float[Array, "r i"], w: Float[Array, "_ _"], outputs: int | None = None
 ) -> Float[Array, "r _"]:
-    """x @ w, of the whole w or of a device's part of it. Which it is, its shape tells: a part has
-    fewer rows than x has columns, or fewer columns than `outputs`."""
+    """Return x @ w, of the whole w or of a device's part of it.
+
+    Which it is, its shape tells: a part has fewer rows than x has columns, or fewer columns than
+    `outputs`, the number of columns of the whole; None: columns are whole."""
     if w.shape[0] < x.shape[1]:
         return _matmul(x, w, 0)
     if outputs is not None and w.shape[1] != outputs:
@@ -80,16 +85,19 @@ def matmul(
 def embedding_lookup(
     table: Float[Array, "V _"], tokens: Int[Array, "b t"], width: int
 ) -> Float[Array, "b t _"]:
-    """table[tokens], of a whole table, which has this width, or of a device's part [V width/F] of
-    it, where F devices are on fsdp."""
+    """Return table[tokens], of a whole table or of a device's part of it.
+
+    `width`: of the whole, D; a part is [V D/F], where F devices are on fsdp. The rows that come
+    back are whole."""
     if table.shape[1] == width:
         return table[tokens]
     return _embedding_lookup(table, tokens)
 
 
 def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
-    """All parameters gathered at once from shards by these specs, which are cast first, so that
-    less is moved."""
+    """Gather all parameters at once from shards, cast to `dtype` first, so that less is moved.
+
+    `specs`: the PartitionSpec of each parameter, in the parameters' tree."""
 
     def gather_one(w: Array, spec: PartitionSpec) -> Array:
         if PARAM_AXIS not in spec:
@@ -103,8 +111,9 @@ def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
 def _with_other_axes_manual(
     collective: Callable[[Array], Array], spec: PartitionSpec
 ) -> Callable[[Array], Array]:
-    """A collective over fsdp of each device's own shard by `spec`: XLA would first gather it over
-    other axes."""
+    """Wrap a collective over fsdp so that it works on each device's part along other mesh axes.
+
+    `spec`: those axes. XLA would first gather the array over them."""
     manual_axes = set(mesh_axes_of(spec))
     if not manual_axes:
         return collective
@@ -116,8 +125,10 @@ def _with_other_axes_manual(
 def _other_axes_spec(
     shape: tuple[int, ...], axis: int, logical_axes: tuple[str, ...] | None = None
 ) -> PartitionSpec:
-    """The sharding of an array along its other axes; a matrix has one, be it heads, MLP or
-    vocabulary."""
+    """Return the sharding of an array along all axes but `axis`.
+
+    `logical_axes`: None of a matrix, whose other axis is sharded alike, be it heads, MLP or
+    vocabulary: "mlp" stands for all."""
     names = logical_axes or ("mlp",) * len(shape)
     other_names = [None if i == axis else name for i, name in enumerate(names)]
     return partition_spec(other_names, shape, jax.sharding.get_abstract_mesh())
@@ -188,8 +199,10 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def _embedding_lookup(table: Array, tokens: Array) -> Array:
-    """Tokens go to every device, and the parts of each row come back, so that none holds the whole
-    table. Of F devices: table [V D/F], tokens [b t]."""
+    """Look up rows of which each of F devices has a part, table [V D/F], for tokens [b t].
+
+    Tokens go to every device, and the parts of each row come back, so that no device holds the
+    whole table."""
     all_tokens = lax.all_gather(tokens, PARAM_AXIS)  # [F b t]
     parts = table[all_tokens]  # [F b t D/F], this device's part of every device's rows
     rows = lax.all_to_all(parts, PARAM_AXIS, split_axis=0, concat_axis=3, tiled=True)  # [1 b t D]

@@ -14,8 +14,10 @@ from isojax.models.transformer import KV
 
 
 def ring_positions(positions: SlotInts, size: int) -> SlotPositions:
-    """Where a ring of `size` entries has these positions. A token sees all entries that are filled:
-    keys are rotated already, so their order does not count."""
+    """Return where a ring of `size` entries has these positions of the slots' tokens.
+
+    A token sees all entries that are filled: keys are rotated already, so their order does not
+    count."""
     return SlotPositions(write=positions % size, last=jnp.minimum(positions, size - 1))
 
 
@@ -28,8 +30,10 @@ def positions_in_cache(positions: SlotInts, row_length: int, stack: Stack) -> Sl
 
 
 def held_positions(lengths: Int[Array, " b"], ring: int) -> Int[Array, "b ring"]:
-    """The position that each entry of a ring holds of rows of these lengths: the last that fell on
-    it; negative where none has yet."""
+    """Return the position that each entry of a ring holds, of rows of these lengths.
+
+    It is the last that fell on the entry; negative where none has yet. For length 5 and a ring of
+    3: 3, 4, 2."""
     last = lengths[:, None] - 1
     return last - (last - jnp.arange(ring)[None]) % ring
 

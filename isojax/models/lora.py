@@ -65,8 +65,10 @@ def add_adapters(layer: Any, lora: LoraConfig) -> AdaptedLayer:
 
 
 def check_targets(lora: LoraConfig, adapted_targets: Collection[str]) -> None:
-    """InputError where a target that was named is in no layer; the default leaves out what a family
-    does not have."""
+    """Raise InputError where a target that the user has named is in no layer.
+
+    `adapted_targets`: those that some layer has. The default names more than some families have, so
+    it is not refused."""
     missing = [target for target in lora.targets if target not in adapted_targets]
     if missing and lora.targets != LoraConfig().targets:
         raise InputError(

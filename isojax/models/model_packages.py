@@ -111,6 +111,7 @@ def installed_files(package: ModelPackage) -> PackageFiles:
         folders += map(Path, spec.submodule_search_locations or ())
 
     files = files_below(folders, package)
+    # Several parts are checked when they are joined.
     if len(files.parts) == 1 and sha256_of(files.parts[0]) != package.sha256:
         return PackageFiles([], None)
     return files

@@ -136,14 +136,16 @@ def _read_header(file: Path) -> list[StoredTensor]:
 
 
 def fingerprint(folder: Path) -> str:
-    """12 hex digits of all bytes of config.json and of the weight files, and of these files'
-    names."""
+    """Return 12 hex digits of all bytes of config.json and of the weight files.
+
+    The weight files' names count too."""
     return _hash_files(weight_files(folder), (folder / "config.json").read_bytes())
 
 
 def text_fingerprint(folder: Path) -> str:
-    """12 hex digits of the files that decide how text is read and how a response ends, and of their
-    names."""
+    """Return 12 hex digits of the files that decide how text is read and how a response ends.
+
+    Their names count too."""
     files: set[Path] = set()
     for pattern in TEXT_FILES:
         files |= {file for file in folder.glob(pattern) if file.is_file()}

@@ -99,8 +99,10 @@ def _change_stack(
 
 
 def init_layer(specs: Sequence[Spec], key: Array) -> dict[str, Array]:
-    """A layer's initial values. Each drawn parameter has a key of its own, by its number among
-    these."""
+    """Draw a layer's initial values, by the names of its Specs.
+
+    Each drawn parameter has its key by its number among the drawn ones: so an added constant
+    changes no other value, and the Specs' order must not change."""
     values = {}
     num_drawn = 0
     for spec in specs:

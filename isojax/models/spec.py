@@ -27,7 +27,9 @@ NO_AXES: Sizes = {}
 
 
 class Init(Protocol):
-    """How a parameter begins. Frozen dataclasses, as a Spec must be hashable."""
+    """How a parameter begins. Frozen dataclasses, as a Spec must be hashable.
+
+    `is_drawn`: whether the key counts, so that `init_layer` gives it one."""
 
     @property
     def is_drawn(self) -> bool: ...
@@ -37,6 +39,8 @@ class Init(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
+    """Every entry is `value`; no key is used."""
+
     value: float
     is_drawn: bool = False
 
@@ -118,8 +122,9 @@ class Spec:
         return math.prod(sizes(self.inputs)), math.prod(sizes(self.outputs))
 
     def to_matrix(self, w: Array) -> Array:
-        """Its value in one layer, or a part of it that fsdp made, as a matrix: XLA:CPU transposes
-        weights or activations in products of more axes."""
+        """Return its value in one layer, or a part of it that fsdp made, as a matrix.
+
+        XLA:CPU transposes weights or activations in products of more axes."""
         if w.ndim == 2:  # a sampler's is one already
             return w
         return w.reshape(math.prod(w.shape[: len(self.inputs)]), -1)
@@ -153,11 +158,14 @@ class Spec:
         return 0 if self.transposed else len(self.stored_groups) - 1
 
     def tensor_names(self) -> tuple[str, ...]:
-        """The tensors of a checkpoint that hold it: one for each index of its stacked axes, the
-        last one fastest."""
+        """Return the names of the tensors of a checkpoint that hold it.
+
+        One for each index of its stacked axes, the last one fastest, such as
+        "model.layers.0.self_attn.q_proj.weight" and that of layer 1."""
         names = []
         for index in np.ndindex(*sizes(self.stacked)):
             numbers = {name: i for (name, _), i in zip(self.stacked, index, strict=True)}
+            # from the place in the stack to the number in the model
             if "layer" in numbers:
                 numbers["layer"] = self.layers[numbers["layer"]]
             names.append(self.tensor.format(**numbers))
@@ -178,8 +186,7 @@ def spec_of(parameter: nnx.Param) -> Spec:
 
 
 def specs_of(module: Any) -> Iterator[Spec]:
-    """The Specs of a module and of those that it is made of, in the order in which they were
-    made."""
+    """Yield the Specs of a module and of its submodules, in the order in which they were made."""
     for value in vars(module).values():
         if isinstance(value, nnx.Param):
             yield spec_of(value)
@@ -198,8 +205,9 @@ def stack_spec(spec: Spec, layers: range, prefix: str) -> Spec:
 
 
 def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
-    """The Spec, with parts of its name in a checkpoint replaced: {"mlp.gate_proj":
-    "block_sparse_moe.w1"}."""
+    """Return the Spec with parts of its name in a checkpoint replaced.
+
+    `renamed`: such as {"mlp.gate_proj": "block_sparse_moe.w1"}."""
     tensor = spec.tensor
     for described, published in renamed.items():
         tensor = tensor.replace(described, published)

@@ -91,8 +91,7 @@ def is_stack(entry: Any) -> bool:
 
 
 def stacks_of(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a tree of parameters, or of what is known of them, that are those of
-    layers."""
+    """Return the entries of a tree of parameters, or of what is known of them, that are layers'."""
     return {name: entry for name, entry in tree.items() if is_stack(entry)}
 
 

@@ -166,8 +166,9 @@ class Decoder:
     def with_layers(
         self, describe_again: Callable[[LayerDescription], LayerDescription]
     ) -> "Decoder":
-        """The decoder with another description of each layer, such as of weights in another
-        form."""
+        """Return the decoder with another description of each layer.
+
+        `describe_again`: such as one of weights in another form (weight_forms.py)."""
         decoder = copy.copy(self)
         decoder.segments = change_segments(self.segments, describe_again)
         decoder.base = decoder if self.base is self else self.base.with_layers(describe_again)
@@ -184,6 +185,11 @@ class Decoder:
         return specs
 
     def init(self, key: Array) -> Params:
+        """Draw the initial parameters, as the tree above.
+
+        `key`: of jax.random.key. Embedding, layers and head have keys of one split each, and a
+        layer's key is that of its number in the model: how layers are stacked does not change
+        values. The order of the three keys must not change, or a seed would give another policy."""
         embed_key, layers_key, head_key = jax.random.split(key, 3)
         layer_keys = jax.random.split(layers_key, len(self.layers))
         head = self.architecture.head
@@ -202,8 +208,10 @@ class Decoder:
         return jax.tree.map(lambda spec: spec.axes, self.specs())
 
     def shapes(self) -> Params:
-        """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as
-        products are computed."""
+        """Return ShapeDtypeStructs of the parameters, in their tree.
+
+        All are float32; but with adapters, what they leave as it is has the precision of products.
+        """
         shapes = self._described_shapes()
         if self.config.lora is None:
             return shapes
@@ -211,8 +219,9 @@ class Decoder:
         return policy_params(adapters, self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
-        """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products
-        are computed."""
+        """Return ShapeDtypeStructs of the base policy's parameters where nothing trains them.
+
+        They have the precision of products."""
         return jax.eval_shape(self.cast_params, self.base._described_shapes())
 
     def _described_shapes(self) -> Params:
@@ -248,8 +257,9 @@ class Decoder:
         return list(ropes)
 
     def rotations(self, positions: Int[Array, "*b"]) -> Rotations:
-        """Cosines and sines of the positions by each rotary table; once for all layers and
-        heads."""
+        """Return cosines and sines of the positions by each rotary table.
+
+        They serve all layers and heads: [*b H/2] each."""
         return {rope: rope.cos_sin(positions) for rope in self.ropes}
 
     def embed(self, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t D"]:
@@ -539,9 +549,11 @@ class Decoder:
         tokens: Int[Array, "m t"],
         prompt_index: Int[Array, " m"],
     ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
-        """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts
-        `prompt_index`, up to rounding, in one pass: each weight is gathered and read, and its
-        gradient added up, once for both."""
+        """Return last hidden states of prompts [g D], and those of responses to them [m t D].
+
+        They are `prefill`'s and `forward`'s up to rounding, in one pass: each weight is gathered
+        and read, and its gradient added up, once for both. Row i of `tokens` continues prompt
+        `prompt_index[i]`."""
         states = self.joint_forward_with_routers(params, prompts, lengths, tokens, prompt_index)
         return states.last_of_prompts, states.of_responses
 

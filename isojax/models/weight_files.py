@@ -78,8 +78,9 @@ def _check_single(folder: Path, indexed: list[str], present: list[str]) -> None:
 
 
 def _weights_beside(folder: Path) -> list[Path]:
-    """The folder's safetensors but adapters and an optimizer's; `consolidated`, Mistral's copy,
-    only if it is alone."""
+    """Return the folder's safetensors but adapters and optimizers' states.
+
+    `consolidated`, Mistral's copy, only if it is alone."""
     paths = [path for path in paths_below(folder, "*.safetensors", nested=False) if path.is_file()]
     paths = [path for path in paths if not path.name.startswith(NO_WEIGHTS)]
     return [path for path in paths if not path.name.startswith("consolidated")] or paths
@@ -181,7 +182,9 @@ def read_weight_map(folder: Path) -> dict[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the wrappers of torch.compile, FSDP, checkpointing and DDP that a
-    state dict shows."""
+    """Return a tensor's name without the wrappers that a state dict shows.
+
+    They are those of torch.compile, FSDP, checkpointing and DDP: "module._orig_mod.lm_head.weight"
+    is "lm_head.weight"."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)

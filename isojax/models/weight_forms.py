@@ -75,9 +75,11 @@ class Int8Linear(nnx.Module):
         return self.complete(self.product(x))
 
     def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        """Sums are in x's precision, so that devices over `tensor` send no more than for other
-        weights; the scale multiplies in float32. `first_tokens` would change less than int8
-        rounds."""
+        """Multiply x [*b, *inputs] by the matrix: [*b, *outputs], without the bias.
+
+        Sums are in x's precision, so that devices over `tensor` send no more than for other
+        weights; the scale multiplies in float32. `first_tokens` is not used: it would change less
+        than int8 rounds."""
         rows = self.spec.to_rows(x)
         values = self.values[...]
         if not self.stacked:
@@ -113,9 +115,10 @@ class StackedExperts(nnx.Module):
         def of_device(
             first: Any, matrices: Any, rows: Array, chosen: Array, weights: Array, layer: Array
         ) -> Array:
-            """What the device's experts add to rows [r D] that chose k experts [r k] with these
-            weights. `first`: the number of its first expert; `matrices`: [L E ...] of all
-            layers."""
+            """Return what the device's experts add to rows [r D] that chose k experts [r k].
+
+            `first`: the number of its first expert; `matrices`: [L E ...] of all layers; `weights`:
+            [r k], of the choices; `layer`: the index in L."""
             experts_here = matrices[0].shape[1]
             by_expert = weights_by_expert(first, experts_here, chosen, weights)
             return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
@@ -174,8 +177,10 @@ def to_int8(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> dict[str
 
 
 def quantise(w: Float[Array, "*w"], spec: Spec) -> tuple[Int8[Array, "*w"], Float[Array, "*_"]]:
-    """int8 values, symmetric about 0, and float32 scales [*stacked, *outputs]: w = values * scale,
-    within scale / 2."""
+    """Return int8 values, symmetric about 0, and float32 scales [*stacked, *outputs].
+
+    w is values * scale, within scale / 2. `w`: in all layers, with the axes of `spec` behind any
+    stacked ones."""
     first_input = w.ndim - len(spec.inputs) - len(spec.outputs)
     input_axes = tuple(range(first_input, first_input + len(spec.inputs)))
     w = w.astype(jnp.float32)
@@ -202,8 +207,10 @@ def to_output_major(weights: Mapping[str, Array], specs: Mapping[str, Spec]) -> 
 def to_stacked_matrices(
     weights: Mapping[str, Array], specs: Mapping[str, Spec]
 ) -> dict[str, Array]:
-    """All layers' weights, with the matrices of Linears of two axes in each layer: a TPU takes a
-    layer with an axis of heads out of its stack at a quarter of the memory's speed."""
+    """Return all layers' weights, with the matrices of Linears as [L inputs outputs].
+
+    A TPU takes a layer with an axis of heads out of its stack at a quarter of the memory's speed.
+    """
 
     def flatten(w: Array, spec: Spec) -> Array:
         if not spec.in_linear:

@@ -239,9 +239,9 @@ def gemma3(config: ModelConfig, vocab: int) -> Architecture:
     norm = partial(RMSNorm, eps=config.norm_eps, plus_one=True, rounds_last=True)
     embed, head = {"embed": config.width}, {"head_dim": config.head_dim}
 
-    # `kind`: SLIDING or FULL. The last argument of a norm is its name in a layer of a checkpoint,
-    # without ".weight".
+    # The last argument of a norm is its name in a layer of a checkpoint, without ".weight".
     def block(kind: object) -> Block:
+        """Describe a layer of a kind, SLIDING or FULL; all but `kind` is from outside."""
         attention = Attention(
             config,
             local if kind == SLIDING else full,

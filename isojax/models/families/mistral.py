@@ -41,8 +41,9 @@ def layer_type(slides: bool) -> str:
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """InputError where some layers slide and others do not: a Mistral's config.json cannot say
-    so."""
+    """Return the keys of config.json, as `settings` reads them back.
+
+    InputError where some layers slide and others do not: a Mistral's config.json cannot say so."""
     options = read_options(config, WindowOptions)
     if len(set(options.kinds(config.layers))) > 1:
         raise InputError(

@@ -61,8 +61,10 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_dense_layers(config_json: Mapping[str, Any]) -> list[int]:
-    """Layer i has experts if it is not in mlp_only_layers and i + 1 is a multiple of
-    decoder_sparse_step."""
+    """Return the numbers of the layers without experts, from 0.
+
+    Layer i has experts if it is not in mlp_only_layers and i + 1 is a multiple of
+    decoder_sparse_step. InputError where mlp_only_layers is no list of whole numbers."""
     named = config_json.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(i, int) for i in named):
         raise InputError(
@@ -112,8 +114,8 @@ def qwen3_moe(config: ModelConfig, vocab: int) -> Architecture:
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
-    # Describes one layer; options, rope, head and eps are from outside.
     def block(kind: LayerKind) -> Block:
+        """Describe a layer of a kind; options, rope, head and eps are from outside."""
         attention = Attention(
             config,
             rope,

@@ -53,7 +53,10 @@ class Adapter:
 
 
 def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> list[AdaptedModule]:
-    """Of all layers. `specs`: those of the policy with its adapters."""
+    """Return the adapted modules of all layers, each with its joint adapter.
+
+    `adapters`: by stack, {"blocks": {"query_lora_a": [L D rank], ...}}. `specs`: those of the
+    policy with its adapters, in the same tree."""
     adapters_by_module: dict[str, list[Adapter]] = defaultdict(list)
     for stack, by_name in stacks_of(specs).items():
         for spec in by_name.values():
@@ -68,13 +71,17 @@ def adapted_modules(adapters: Mapping[str, Any], specs: Mapping[str, Any]) -> li
 
 
 def as_stored(adapters: Mapping[str, Any], spec: Spec) -> np.ndarray:
-    """An A or a B of all layers and experts, [_, outputs, inputs]."""
+    """Return an A or a B of all layers and experts as PEFT stores it, [_, outputs, inputs].
+
+    Its first axis is in the order of the Spec's `tensor_names`."""
     value = np.asarray(adapters[spec.name], np.float32)
     return value.reshape(-1, *spec.matrix_shape).swapaxes(1, 2)
 
 
 def join(name: str, parts: list[Adapter]) -> AdaptedModule:
-    """The adapter of a module of which these matrices are adapted."""
+    """Return the adapter of the module `name`, of which these matrices are adapted.
+
+    `parts`: at least one. In the joint A the parts' ranks follow each other in this order."""
     outputs, _ = parts[0].of.stored_shape  # of the whole module
     a = np.concatenate([part.a for part in parts])
     b = np.zeros((outputs, len(a)), np.float32)

@@ -16,8 +16,10 @@ FIX = "Correct the file, or fetch it again."
 
 
 def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
-    """InputError where `key` is set to anything but `allowed`, which is also what absent and null
-    mean."""
+    """Raise InputError where `key` is set to anything but `allowed`.
+
+    Absent and null mean `allowed`. `reason`: for the message, such as "the decoder's MLP is
+    SwiGLU"."""
     value = config_json.get(key)
     if value is not None and value != allowed:
         raise InputError(
@@ -44,7 +46,10 @@ def read_flag(config_json: Mapping[str, Any], key: str) -> bool:
 def read_size(
     config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = ""
 ) -> int:
-    """`section`: the object of config.json that the key is in, for the message."""
+    """Return a whole number from 1 to the key's bound (MAX_SIZES); InputError for others.
+
+    `default`: for an absent or null key; None: it must be there. `section`: the object of
+    config.json that `config_json` is, for the message."""
     value = default if config_json.get(key) is None else config_json[key]
     most = MAX_SIZES.get(key, MAX_WIDTH)
     # True is an int to Python
@@ -55,6 +60,7 @@ def read_size(
 
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
+    """Return a number above 0, at most MAX_SETTING, as a float; InputError for others."""
     value = config_json.get(key)
     is_bool = isinstance(value, bool)
     if isinstance(value, (int, float)) and not is_bool and 0 < value <= MAX_SETTING:

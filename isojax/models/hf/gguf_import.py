@@ -48,8 +48,10 @@ HUB = "Take the model's own folder: isojax model import ORG/NAME"
 
 
 def import_gguf(path: Path, folder: Path, source: Mapping[str, Any] | None = None) -> None:
-    """Write the folder, whole or not at all. `source`: what model_source.json says; by default the
-    file and its sha256."""
+    """Make a model's folder of a GGUF file, whole or not at all.
+
+    `source`: what model_source.json says; None: the file's name and its sha256. InputError where
+    the file is not there, or the folder is."""
     if not path.is_file():
         raise InputError(
             where=path,

@@ -79,6 +79,8 @@ def find_name(tokenizer_json: Mapping[str, Any]) -> str | None:
 
     pattern = patterns[0] if patterns else None
     keeps_words = bool(tokenizer_json["model"].get("ignore_merges"))
+    # Whether bos is added is said elsewhere in a GGUF file, and NFC is left out by llama.cpp:
+    # neither is compared.
     for name, known in PRE_TOKENIZERS.items():
         if (
             known.pattern == pattern

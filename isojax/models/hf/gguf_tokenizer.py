@@ -52,6 +52,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
     special_ids = special_token_ids(metadata)
     adds = {
         "bos": metadata.get(f"{PREFIX}add_bos_token", built.adds_bos),
+        # not added where the file does not say
         "eos": metadata.get(f"{PREFIX}add_eos_token"),
     }
     around = {}
@@ -64,8 +65,10 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, A
 
 
 def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Tokens that are found in a text before anything is merged: those that end turns, and those
-    that the model's makers added."""
+    """Add the tokens that are found in a text before anything is merged.
+
+    They are those that end turns (CONTROL), and those that the model's makers added (USER_DEFINED).
+    `types`: of each token."""
     control_tokens = []
     user_tokens = []
     for token, token_type in zip(tokens, types, strict=True):
@@ -173,7 +176,9 @@ def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequenc
 
 
 def _template(around: Mapping[str, str], ids: Mapping[str, int]) -> processors.TemplateProcessing:
-    """Adds the token of `bos` before a text, and that of `eos` after it."""
+    """Return what adds the token of `bos` before a text, and that of `eos` after it.
+
+    `around`: the tokens to be added, such as {"bos": "<s>"}. `ids`: of all special tokens."""
     before = [around["bos"]] if "bos" in around else []
     after = [around["eos"]] if "eos" in around else []
     first = [*before, "$A", *after]

@@ -152,11 +152,13 @@ def add_special_tokens(writer: gguf.GGUFWriter, folder: Path, tokens: Sequence[s
     ids: dict[str, int] = {}
     for name, gguf_name in SPECIAL_TOKENS.items():
         token = settings.get(f"{name}_token")
+        # a text, or the object of an added token
         token = token["content"] if isinstance(token, Mapping) else token
         if token in numbers:
             ids[name] = numbers[token]
             writer.add_uint32(f"tokenizer.ggml.{gguf_name}_token_id", numbers[token])
 
+    # any text will do
     encoded = Tokenizer.from_file(str(folder / TOKENIZER_FILE)).encode("a").ids
     writer.add_add_bos_token("bos" in ids and encoded[0] == ids["bos"])
     writer.add_add_eos_token("eos" in ids and encoded[-1] == ids["eos"])

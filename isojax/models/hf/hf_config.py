@@ -97,10 +97,12 @@ def common_settings(
     own_keys: Collection[str] = (),
     eps_key: str = EPS_KEY,
 ) -> dict[str, Any]:
-    """ModelConfig's fields of a family with SwiGLU and one table of rotary positions; InputError
-    for a key that cannot be used. `head_dim`: the family's own where the file has none; None: width
-    / heads. `own_keys`: those that the family reads by itself, as in `rope_settings`. `eps_key`:
-    what the file calls the norms' epsilon."""
+    """Return ModelConfig's fields of a family with SwiGLU and one table of rotary positions.
+
+    Keys: those of `shape_settings` and `rope_settings`. `head_dim`: the family's where the file has
+    none; None: width / heads. `own_keys`: those that the family reads by itself, as in
+    `rope_settings`. `eps_key`: what the file calls the norms' epsilon. InputError for a key that
+    cannot be used."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
     shape = shape_settings(config_json, head_dim, eps_key=eps_key)
     return shape | rope_settings(config_json, own_keys)
@@ -156,8 +158,9 @@ def shape_settings(
 
 
 def common_config_json(config: ModelConfig, eps_key: str = EPS_KEY) -> dict[str, Any]:
-    """The way back from `common_settings`. transformers 5 reads `rope_parameters`, 4 the two
-    others."""
+    """Return config.json's keys of a family that `common_settings` reads: the way back.
+
+    transformers 5 reads `rope_parameters`, 4 `rope_theta` and `rope_scaling`."""
     scaling = None
     if config.rope_scaling is not None:
         scaling = {"rope_type": "llama3", **config.rope_scaling.model_dump()}

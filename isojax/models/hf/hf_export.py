@@ -43,7 +43,7 @@ def save(
     """Write a model's folder, whole or not at all, with config.json and tokenizer of `source`.
 
     `params`: the policy's, without adapters. `source`: the base model's folder. `dtype`: of the
-    weights, "float32", "bfloat16" or "float16". InputError where the folder exists, cannot be
+    weights, "float32" or "bfloat16". InputError where the folder exists, cannot be
     written, or the family has no published architecture."""
     architecture_of(config)
     decoder = Decoder(config, params["embed"].shape[0])
@@ -152,8 +152,10 @@ def architecture_of(config: ModelConfig) -> str:
 
 
 def make_config_json(config: ModelConfig, max_positions: int, dtype: str) -> dict[str, Any]:
-    """A config.json that transformers 5 and 4 read, of a model that has none yet. InputError where
-    the family does not say how it is written."""
+    """Return a config.json that transformers 5 and 4 read, of a model that has none yet.
+
+    `max_positions`: of a text. `dtype`: of the weights, such as "float32". InputError where the
+    family does not say how it is written."""
     return {
         "architectures": [architecture_of(config)],
         "model_type": model_type_of(config.family),

@@ -92,8 +92,9 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """What a tensor holds of one of our parameters: all of it that has this number, as its
-    `tensor_names` count."""
+    """What a tensor holds of one of our parameters: its value at one index of the stacked axes.
+
+    `number`: of that index, as the Spec's `tensor_names` count."""
 
     layout: WeightLayout
     number: int
@@ -104,7 +105,7 @@ class TensorPart:
         return 0 if part is None else part.first
 
     def select(self, value: Any) -> Any:
-        """The same of the parameter's value."""
+        """Return this part of the parameter's whole value."""
         stacked_sizes = value.shape[: self.layout.num_stacked]
         if not stacked_sizes:
             return value
@@ -136,8 +137,9 @@ def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]
 
 
 def weight_layouts(decoder: Decoder) -> list[WeightLayout]:
-    """Every parameter of the decoder but adapters, in its order, with its place in a checkpoint of
-    the family."""
+    """Return every parameter of the decoder but adapters, in its order, with its tensors.
+
+    The tensors are those of the family's published checkpoints."""
     return [WeightLayout(key, spec) for key, spec in flatten(decoder.base.specs())]
 
 
@@ -309,9 +311,11 @@ def _checked_tensors(
 
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:
-    """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what
-    its devices hold. InputError, before any is read, where a tensor is missing or has another shape
-    or dtype, and where one holds values that are no finite numbers."""
+    """Return the checkpoint's parameters in float32, by `decoder.shardings(mesh)`.
+
+    `config`: of the folder (`resolve_model`). Each process reads what its devices hold. InputError,
+    before any value is read, where a tensor is missing or has another shape or dtype; and where one
+    holds values that are no finite numbers."""
     layouts = weight_layouts(decoder)
     stored_tensors = _checked_tensors(folder, config, layouts)
     shardings = dict(flatten(decoder.shardings(mesh)))

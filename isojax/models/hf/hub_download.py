@@ -79,8 +79,11 @@ def _check_name(repository: str) -> None:
 
 
 def _fetch_weights(repository: str, snapshot: Path) -> None:
-    """The weights of a snapshot of small files, once its config.json is known to be of a model that
-    runs here. InputError where it is not, or where the weights do not fit it."""
+    """Fetch the weights of a snapshot of small files, if its model runs here.
+
+    `snapshot`: the cache's folder of the commit, named by it, with config.json. InputError where
+    the model does not run here, before weights are fetched, or where the weights do not fit
+    config.json."""
     if not (snapshot / hf_load.CONFIG_FILE).is_file():
         raise InputError(
             where=snapshot,

@@ -182,6 +182,7 @@ def _of_used_layers(
     if not by_type:
         return section
 
+    # where the file does not say which types its layers are of, all
     used_types = sorted(set(config_json.get("layer_types") or by_type) & by_type.keys())
     used = [_without_nulls(by_type[name]) for name in used_types]
     if not used or any(entry != used[0] for entry in used):
@@ -217,8 +218,10 @@ def _agreed_theta(
     for key, section in sections.items():
         if "rope_theta" in section:
             places[key] = read_number(section, "rope_theta", key)
+    # a null that is the only theta is refused by `read_number`
     if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not places):
         top = read_number(config_json, "rope_theta")
+        # The default at the top may be what transformers 4 has added to a file of transformers 5.
         # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the
         # top.
         belongs_to_scaling = "rope_scaling" in sections and "rope_scaling" not in places

@@ -32,8 +32,9 @@ FOREIGN_NAMES = {
 
 
 def describe_adapters(unused_names: Collection[str]) -> str:
-    """What the adapters are among tensors that the model does not need, and the remedy; empty where
-    there are none."""
+    """Say what adapters are among tensors that the model does not need, and the remedy.
+
+    Empty where there are none. `unused_names`: such as "base_model.model.lm_head.lora_A.weight"."""
     adapters = sorted(name for name in unused_names if ADAPTER_PART.search(name))
     if not adapters:
         return ""
@@ -154,6 +155,7 @@ def _explain_shapes(
         return COPY  # a family of other names
 
     # key of config.json -> the value that the shapes are right for, and the value there
+    # a stored matrix has its outputs as rows, and the embedding the tokens
     rows = {key: stored[name].shape[0] for key, name in names.items()}
     fitting = {"vocab_size": (rows["embed"], config.vocab)}
     if by_name["query"].part is None:  # else the rows of several do not tell heads from their sizes

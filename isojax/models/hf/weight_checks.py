@@ -38,7 +38,9 @@ def check_tensors(
     quantised, lack their adapters, or have another head; other unused ones are named on stderr.
     `specs`: of all parameters. `stored`: the folder's tensors, by name."""
     expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
+    # A tied model may store its head, which is compared with the embedding below.
     unused = sorted(stored.keys() - expected.keys() - {HEAD_WEIGHT})
+    # what describes the weights as quantised: tensors that are not needed, or of other dtypes
     unreadable = {
         name: tensor.dtype
         for name, tensor in stored.items()

@@ -66,8 +66,9 @@ def is_transposed(head_dim: int) -> bool:
 
 
 def pad_to_blocks(positions: int) -> int:
-    """The next number of positions that divides into blocks: a multiple of 128, above 512 of 384 or
-    512."""
+    """Return the next number of positions that divides into blocks.
+
+    A multiple of 128; above 512 of 384 or 512, so that blocks are 3 or 4 units of 128."""
     units = -(-positions // TILE_WIDTH)
     while units > MAX_BLOCK_UNITS and units % 3 and units % 4:
         units += 1
@@ -140,8 +141,10 @@ def live_blocks(last: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int)
 
 
 def _at_positions(layout: CacheLayout, array: Any, start: Any, count: int) -> Any:
-    """Positions start .. start + count - 1 of keys or values [K C H], [K H C], or scales [K C]; a
-    reference."""
+    """Return a reference to positions start .. start + count - 1 of an array.
+
+    `array`: keys or values [K C H], or [K H C] where transposed, or scales [K C]. `start` must be a
+    multiple of count."""
     positions = pl.ds(pl.multiple_of(start, count), count)
     if layout.transposed and len(array.shape) == 3:
         return array.at[:, :, positions]
@@ -255,7 +258,10 @@ class BlockCopies:
         return self.refs.live.group[self.core, step] * self.group_slots + s
 
     def for_each_read(self, step: Any, act: Callable[[Any], None]) -> None:
-        """`act` on the copies of a step's blocks: those of slots that reach so far."""
+        """Call `act` with the copies of a step's blocks, of the slots that reach so far.
+
+        `act` starts a copy or waits for it, and must see the same copies both times. A copy is of
+        one array of the cache and one slot."""
         refs, block_positions = self.refs, self.layout.block_positions
         block = refs.live.block
         for s in range(self.group_slots):

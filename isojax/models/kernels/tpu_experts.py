@@ -23,8 +23,10 @@ MAX_CORES = 2
 
 
 def hidden_block(width: int, hidden: int, item_bytes: int) -> int:
-    """How many hidden values of an expert a step computes: the most whole tiles that divide them
-    and fit."""
+    """Return how many hidden values of an expert a step computes.
+
+    The most whole tiles that divide them and whose three blocks of matrices fit in BLOCK_BYTES; all
+    of them where they are no whole tiles. `width`: D; `hidden`: F; `item_bytes`: of a weight."""
     if hidden % TILE_WIDTH:
         return hidden
 
@@ -46,8 +48,10 @@ def step_count(experts: int, width: int, hidden: int, item_bytes: int) -> int:
 def _kernel(
     layer: Any, rows: Any, expert_weights: Any, gate: Any, up: Any, down: Any, out: Any
 ) -> None:
-    """A step: rows [r D], an expert's weights of them [r 1], blocks of gate and up [D f], and of
-    down [f D]."""
+    """Run a step: add what one block of one expert makes of all rows to the core's sum `out`.
+
+    Its arrays: rows and out [r D], the expert's weights of the rows [r 1], blocks of gate and up [D
+    f], and of down [f D]. `layer` only serves to find the blocks."""
 
     @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
     def _begin() -> None:

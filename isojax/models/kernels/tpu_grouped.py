@@ -29,9 +29,10 @@ def grouped_product(
     group_sizes: Int[Array, " E"],
     interpret: bool = False,
 ) -> Float[Array, "r o"]:
-    """Each row times the matrix of its group, as `lax.ragged_dot`: group_sizes[0] rows are of the
-    first matrix, the next ones of the second, and so on. Rows beyond the last group hold anything,
-    and so do their gradients."""
+    """Multiply each row by the matrix of its group, as `lax.ragged_dot`.
+
+    group_sizes[0] rows are of the first matrix, the next ones of the second, and so on. Rows beyond
+    the last group hold anything, and so do their gradients."""
     return _grouped_product(x, matrices, group_sizes, interpret)
 
 

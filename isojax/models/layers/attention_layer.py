@@ -110,8 +110,9 @@ def whole_where_undivided(
 
 
 def queries_align(heads_of_device: int, heads_of_key: int) -> bool:
-    """Whether each device's queries are those of whole keys, or of a part of one: 3 are not, where
-    keys have 2 each."""
+    """Say whether each device's queries are those of whole keys, or of a part of one key.
+
+    With 3 queries on a device and 2 for each key they are not."""
     return heads_of_device % heads_of_key == 0 or heads_of_key % heads_of_device == 0
 
 

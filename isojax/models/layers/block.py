@@ -91,8 +91,9 @@ class ParallelBlock(Block):
 
 
 def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[Array, "b t D"]:
-    """The normalised hidden states of all tokens, of which each device over `tensor` may have a
-    part."""
+    """Return the normalised hidden states of all tokens, [b t D].
+
+    Each device over `tensor` may have had a part of the tokens."""
     return split_tokens(x if norm is None else norm(x), False)
 
 

@@ -74,7 +74,9 @@ class Linear(nnx.Module):
         return spec_of(self.weight)
 
     def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
-        """[*b, *inputs] -> [*b, *outputs]. `first_tokens`: those that begin sequences, for
+        """Multiply x [*b, *inputs] by the matrix and add the bias: [*b, *outputs].
+
+        `first_tokens`: the tokens on axis 1 that begin sequences, such as slice(1), for
         `sum_in_blocks`."""
         return self.complete(self.product(x, first_tokens))
 
@@ -107,8 +109,9 @@ def float32_product(x: Float[Array, "r i"], w: Float[Array, "i o"]) -> Float[Arr
 
 
 def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
-    """A product [*b, *outputs] with the matrix of this Spec, as devices have it; and a bias
-    [*outputs], where there is one."""
+    """Lay out a product [*b, *outputs] over devices as the matrix's outputs are, and add the bias.
+
+    `spec`: of the matrix. `bias`: [*outputs]; None: there is none."""
     y = keep_undivided_whole(y, spec.outputs)
     if bias is None:
         return y
@@ -117,9 +120,10 @@ def complete(y: Array, spec: Spec, bias: nnx.Param | None) -> Array:
 
 
 def split_fused(y: Float[Array, "*_"], ends: Sequence[int], axis: int) -> list[Array]:
-    """The products [*b, *outputs] of matrices that a checkpoint has as one, each by itself: those
-    up to each of `ends` along an axis, and the rest. As those of the whole matrix, each device has
-    all of them."""
+    """Split the products [*b, *outputs] of matrices that a checkpoint has as one.
+
+    `ends`: where along `axis` each part but the last ends. As those of the whole matrix, each
+    device has all of them."""
     parts = jnp.split(y, ends, axis)
     if devices_of_a_layer() == 1:
         return parts

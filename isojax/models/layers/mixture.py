@@ -110,8 +110,9 @@ class ExpertMLP(nnx.Module):
         )
 
     def gathered(self) -> list[Array]:
-        """Gate, up and down, [E D F] and [E F D], whole along the axis that fsdp splits; and their
-        adapters, whose B are scaled."""
+        """Return gate, up and down, [E D F] twice and [E F D], then the adapters with B scaled.
+
+        All are whole along the axis that fsdp splits. The order is that of `axes`."""
         whole = []
         for parameter in (self.gate, self.up, self.down, *self.adapters):
             spec = spec_of(parameter)
