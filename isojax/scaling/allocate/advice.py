@@ -38,11 +38,14 @@ class FoundRisks(NamedTuple):
 
 def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> FoundRisks:
     """The main risks of running a recommended allocation, and the fit's other warnings.
+
     cell: index, in ensemble.curves, of the measured cell that is nearest to the allocation. Where a
-    risk states what a flag of the fit states, it has that flag's code."""
+    risk states what a flag of the fit states, it has that flag's code, such as "one_seed", and the
+    flag is not repeated among the others. Flags of severity "info" are left out."""
     fit = ensemble.fit
     curve = ensemble.curves[cell]
     if fit.nothing_learnt:
+        # The first flag states that nothing was learnt (checks/fit_flags.py).
         text = "nothing was learnt from which a reward could be forecast"
         others = [flag.text for flag in fit.flags[1:] if flag.severity != "info"]
         return FoundRisks((Risk(fit.flags[0].code, text),), tuple(others))
@@ -63,7 +66,9 @@ def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> Fo
 
 
 def _forecast_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> Risk | None:
-    """Where the forecast's interval is wide, or much of the reward is to come beyond the data."""
+    """The risk of a forecast whose interval is wide, or that rises much beyond the data; else None.
+
+    cell: index, in ensemble.curves, of the measured cell nearest to the allocation."""
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     if interval is None:
         return None
@@ -79,6 +84,7 @@ def _forecast_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -
 
 
 def _seed_risk(fit: FitResult, curve: FittedCurve) -> Risk | None:
+    """The risk that every cell, or the cell of this curve, has one seed; else None."""
     seeds = Counter((run.B_p, run.n) for run in fit.runs)
     if max(seeds.values()) == 1:
         return Risk("one_seed", "one seed per cell")
@@ -88,7 +94,8 @@ def _seed_risk(fit: FitResult, curve: FittedCurve) -> Risk | None:
 
 
 def _run_sd_risk(fit: FitResult) -> Risk | None:
-    """Where the runs do not show how much seeds differ, so that a usual spread was assumed."""
+    """The risk that the spread between seeds was assumed, as the runs do not show it; else None."""
+    # How the spread was found, in words: "assumed: ..." where it was.
     if fit.intervals is None or not fit.intervals.run_sd_source.startswith("assumed"):
         return None
     text = f"the spread between seeds, {fit.intervals.run_sd:.3f}, is assumed"
@@ -96,7 +103,7 @@ def _run_sd_risk(fit: FitResult) -> Risk | None:
 
 
 def _edge_risk(ensemble: CurveEnsemble, n: int) -> Risk | None:
-    """Where the recommended n is the largest or smallest measured: the best may lie outside."""
+    """The risk that the best n is outside the measured ones, since n is at an end; else None."""
     all_n = set(ensemble.n.tolist())
     if len(all_n) < 2:
         return None
@@ -108,8 +115,10 @@ def _edge_risk(ensemble: CurveEnsemble, n: int) -> Risk | None:
 
 
 def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | None:
-    """For a budget C beyond the cell's data, where the reward is a forecast: how far this sweep's
-    forecasts erred in the trial, which predicts its later evaluations from the earlier ones."""
+    """The risk that a reward forecast beyond the cell's data is wrong; None for a C within them.
+
+    It states how far this sweep's forecasts erred in the trial, which predicts its later
+    evaluations from the earlier ones."""
     trial: ForecastTrial | None = fit.forecast
     if trial is None or curve.C_high * MEASURED_TOLERANCE >= C:
         return None
@@ -125,9 +134,11 @@ def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | 
 def set_halting_marks(
     ensemble: CurveEnsemble, allocation: Allocation, cell: int
 ) -> tuple[HaltingMark, ...]:
-    """The rewards below which to stop the recommended run early: a mark (an update, and the lowest
-    reward to go on with) at each of MARK_SHARES of its C. Empty where the fit has no draws, or
-    where the allocation is not the measured cell (index `cell`), so that its curve is unknown."""
+    """The rewards below which to stop the recommended run early, by rising C.
+
+    A mark (an update, and the lowest reward to go on with) is made at each of MARK_SHARES of the
+    allocation's C. () where the fit has no draws, or where the allocation is not the measured cell
+    of index `cell` in ensemble.curves, so that its curve is unknown."""
     curve = ensemble.curves[cell]
     counts = ensemble.counts[cell]
     if not ensemble.replicates or curve.key != (allocation.B_p, allocation.n):
@@ -138,6 +149,7 @@ def set_halting_marks(
     marks = []
     for share in MARK_SHARES:
         M = counts.updates(share * C_end)
+        # Curves need C > 0; a mark at M = 0 is dropped below.
         C = float(counts.rollouts(max(M, 1)))
         draws = ensemble.sampled_at_cell_budgets(np.array([C]), same_problems=True)[:, cell]
         # A run as forecast measures less than this with probability MARK_TAIL.
@@ -166,19 +178,23 @@ def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:
 def choose_next_run(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen: int, regret: float | None
 ) -> NextRun | None:
-    """Which run to measure next to make the recommendation surer: of the runs of allowed cells, to
-    RUN_SHARES of the budget, the cheapest that lowers the regret by NEARLY_ALL of what the best of
-    them would. None where the fit has no draws or no run lowers the regret.
+    """Which run to measure next to make the recommendation surer.
 
-    chosen: index of the recommended cell. regret: the expected loss of reward by choosing it, as
-    long as it is unknown which cell is the best. A run of cell j tells something of all cells: each
-    cell's mean reward moves along its regression, among the draws, on what the run measures
-    (Strong, Oakley, Brennan 2014)."""
+    Candidates are runs of the allowed cells, to RUN_SHARES of the budget. It is the cheapest that
+    lowers the regret by NEARLY_ALL of what the best of them would. None where the regret is None,
+    the fit has no draws, the chosen cell is not allowed, or no run lowers the regret by
+    MIN_REGRET_SAVED.
+
+    chosen: index, in ensemble.curves, of the recommended cell. regret: the expected loss of reward
+    by choosing it, as long as it is unknown which cell is the best. A run of cell j tells something
+    of all cells: each cell's mean reward moves along its regression, among the draws, on what the
+    run measures (Strong, Oakley, Brennan 2014)."""
     C_spent, allowed = ensemble.allowed_cells(request)
     if regret is None or not ensemble.replicates or not allowed[chosen]:
         return None
 
-    # From here on only the J allowed cells count, by their rewards less those of the chosen one.
+    # From here on only the J allowed cells count, by their rewards in the Q draws less those of the
+    # chosen one. j and `leader` are indices among them; `chosen` and C_spent are of all cells.
     allowed_cells = np.flatnonzero(allowed)
     keys = [ensemble.curves[i].key for i in allowed_cells]
     counts = [ensemble.counts[i] for i in allowed_cells]
@@ -187,18 +203,18 @@ def choose_next_run(
     lead = rewards - rewards[:, [leader]]  # [Q, J]
     # Covariances of each lead, per standard deviation of the other side, that may be chance.
     chance = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0)
-    noise = _measurement_noise(ensemble)
+    noise = _measurement_noise(ensemble)  # [Q]
 
     runs = []
     for share in RUN_SHARES:
-        M = ensemble.updates_within(share * C_spent)
+        M = ensemble.updates_within(share * C_spent)  # [cells]
         C_of_runs = ensemble.rollouts_after(np.maximum(M, 1))
         measured = ensemble.sampled_at_cell_budgets(C_of_runs, same_problems=True)[:, allowed]
         M_of_allowed = M[allowed]
         for j in np.flatnonzero(M_of_allowed):  # cells for which this share is an update at least
             # The regression of each lead on what a run of cell j would measure.
-            deviation = measured[:, j] - measured[:, j].mean()
-            covariance = deviation @ lead / len(lead)
+            deviation = measured[:, j] - measured[:, j].mean()  # [Q]
+            covariance = deviation @ lead / len(lead)  # [J]
             covariance[np.abs(covariance) < chance * deviation.std()] = 0.0
             slope = covariance / max(deviation.var() + noise.var(), 1e-12)
 
@@ -206,7 +222,7 @@ def choose_next_run(
             # would then be chosen, so that the expected highest lead is what the run saves.
             leads_after = lead.mean(0) + (deviation + noise)[:, None] * slope
             times_best = np.bincount(leads_after.argmax(1), minlength=len(keys))
-            times_best[leader] = -1
+            times_best[leader] = -1  # the rival is another cell
             saved = float(leads_after.max(1).mean())
             run = NextRun(
                 allocation=counts[j].allocation(*keys[j], M=int(M_of_allowed[j])),
@@ -225,9 +241,11 @@ def choose_next_run(
 def describe_supporting_sweep(
     ensemble: CurveEnsemble, request: AllocationRequest, C_to_measure: float
 ) -> str:
-    """How to measure up to C_to_measure rollouts for the fewest rollouts, in words and as a
-    command: either all runs are continued, or a new run is made for each n that may be the best at
-    the budget, with the requested B_p or, without one, that of the best cell."""
+    """How to measure up to C_to_measure rollouts at the lowest cost, in words and as a command.
+
+    Either all runs are continued, or a new run is made for each n that may be the best at the
+    budget, with the requested B_p or, without one, that of the best cell. An example: "49,152
+    rollouts: all 3 runs continued to C = 32,768 (isojax launch --resume CONFIG ...)"."""
     fit = ensemble.fit
     likely = _likely_cells(ensemble, request)
     B_p = request.fix.get("B_p", likely.B_p)
@@ -236,7 +254,8 @@ def describe_supporting_sweep(
         likely_n = [n for n in likely_n if B_p * n <= request.B_max] or [likely.best_n]
 
     # A run's last evaluation may be one step of the grid of C below its budget, so the budget asked
-    # for is one step above C_to_measure. Steps are equal in log C: the size follows from a run.
+    # for is one step above C_to_measure. Steps are equal in log C: the size follows from a run,
+    # whose p points are one at C = 0 and p - 1 at C > 0, with p - 2 steps between these.
     finest = max(fit.runs, key=lambda run: run.points)
     C_first = min(c.C_low for c in ensemble.curves)
     grid_step = (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))
@@ -282,8 +301,9 @@ class _LikelyCells(NamedTuple):
 
 
 def _likely_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> _LikelyCells:
-    """Which B_p and n may be the best at the budget, among the allowed cells; among all cells where
-    the request allows none."""
+    """Which B_p and n may be the best at the budget, among the cells that the request allows.
+
+    All cells count where it allows none."""
     C_spent, allowed = ensemble.allowed_cells(request)
     rewards = ensemble.expected_at_cell_budgets(C_spent)[None]  # [1, cells]
     if ensemble.replicates:

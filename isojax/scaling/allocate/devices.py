@@ -12,9 +12,10 @@ def measured_devices(fit: FitResult) -> list[int]:
 
 
 def on_devices(fit: FitResult, devices: int) -> FitResult:
-    """The fit, with clocks as if its runs had been trained on so many devices. The device hours
-    stay the same: twice the devices take half the time. With more devices than a batch keeps busy a
-    run takes longer than that."""
+    """The fit, with clocks as if its runs had been trained on so many devices, such as 8.
+
+    The device hours stay the same: twice the devices take half the time. With more devices than a
+    batch keeps busy a run takes longer than that. A run without a clock stays as it is."""
     rows = []
     for row in fit.runs:
         if row.clock is None:

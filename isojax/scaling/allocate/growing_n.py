@@ -61,7 +61,7 @@ class CurveTable:
 
     @staticmethod
     def of(ensemble: CurveEnsemble, C_end: float) -> "CurveTable":
-        """For runs to C_end; InputError for a fit without draws."""
+        """The table of all cells' curves, for runs to C_end; InputError for a fit without draws."""
         if not ensemble.replicates:
             raise InputError(
                 found="this fit has no draws of its curves",
@@ -73,9 +73,11 @@ class CurveTable:
         return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
 
     def go_on(self, cell: int, rewards: FloatArray, C_more: float) -> FloatArray:
-        """A run has these rewards, float[replicates]; those after C_more more rollouts in a cell.
-        By the model, it goes on as a run of the cell does from the same reward on. A reward above
-        the whole curve of the cell stays as it is."""
+        """The rewards of a run after C_more more rollouts in a cell, float[replicates].
+
+        rewards: those it has now, float[replicates], one in each draw of the curves; cell: an index
+        of the table's last axis. By the model, the run goes on as a run of the cell does from the
+        same reward on. A reward above the whole curve of the cell stays as it is."""
         after = np.empty_like(rewards)
         for q, reward in enumerate(rewards):
             curve = self.rewards[:, q, cell]
@@ -89,8 +91,10 @@ def compare_n(
     ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: FloatArray, C_end: float
 ) -> list[NOption]:
     """What a run of (B_p, n) would reach at C_end if it went on with each n measured at its B_p.
-    C, R float[points]: the run's evaluations, C > 0 rising, and their rewards. Without replicates
-    or a cell (B_p, n) in the fit: InputError."""
+
+    C, R: float[points], the run's evaluations, C > 0 rising, and their rewards; C_end: rollouts,
+    raised to the last C where it is less. Gives the options by rising n, that of the run's n
+    included, whose gain is 0. InputError where the fit has no replicates, or no cell (B_p, n)."""
     own_cell = next((i for i, c in enumerate(ensemble.curves) if c.key == (B_p, n)), None)
     if own_cell is None:
         measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
@@ -136,10 +140,12 @@ def compare_n(
 def plan_growing_run(
     ensemble: CurveEnsemble, cell: int, C_end: float, B_max: int | None
 ) -> GrowingRun | None:
-    """A run whose n grows on the way to C_end, and what it gains over the fixed n of `cell` (an
-    index). At each reward the run has the n, of the stable cells with this B_p and at most B_max
-    rollouts per batch, whose expected curve rises fastest there. None where that gains nothing, or
-    n never changes."""
+    """A run whose n grows on the way to C_end, and what it gains over the fixed n of a cell.
+
+    cell: an index of ensemble.curves; C_end: rollouts. At each reward the run has the n, of the
+    stable cells with this B_p and at most B_max rollouts per batch (None: no limit), whose expected
+    curve rises fastest there. None where that gains nothing, n never changes, the cell is unstable
+    or above B_max, or the fit has no replicates."""
     cells = np.flatnonzero((ensemble.B_p == ensemble.B_p[cell]) & ensemble.stable)
     cells = cells[ensemble.B[cells] <= (B_max or ensemble.B.max())]
     if not ensemble.replicates or len(cells) < 2 or cell not in cells:
@@ -150,6 +156,8 @@ def plan_growing_run(
         return None
 
     # Each draw's run goes through the stages from the reward of the base policy.
+    # The lowest of all cells at the table's first C, a hundredth of the smallest measured one,
+    # stands for it.
     rewards = table.rewards[0].min(1)  # float[replicates]
     C_of_next = [*(stage.C for stage in stages[1:]), C_end]
     for stage, C_next in zip(stages, C_of_next, strict=True):
@@ -177,15 +185,18 @@ def plan_growing_run(
 
 
 def _whole_stages(stages: Sequence[CellStage]) -> dict[int, int]:
-    """The cell of each stage by the whole C at which it begins. Of stages that begin at the same
-    rounded C the last counts."""
+    """The cell of each stage by the whole C at which it begins, such as {0: 3, 5000: 4}.
+
+    Of stages that begin at the same rounded C the last counts. C rises, as in `stages`."""
     return {round(stage.C): stage.cell for stage in stages}
 
 
 def _batches_of_stages(
     ensemble: CurveEnsemble, cell_by_C: dict[int, int], C_end: float
 ) -> tuple[float, ...]:
-    """How many batches of B_p n rollouts an update of each stage takes on average."""
+    """How many batches of B_p n rollouts an update of each stage takes on average.
+
+    cell_by_C: the stages by rising C, as `_whole_stages` gives them; the last ends at C_end."""
     stage_ends = [*list(cell_by_C)[1:], C_end]
     return tuple(
         ensemble.counts[cell].batches(end, C)
@@ -194,15 +205,18 @@ def _batches_of_stages(
 
 
 def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[CellStage]:
-    """The stages of the run that climbs fastest: from each reward it goes on in the cell that takes
-    the fewest rollouts to the next of a grid of rewards; n never falls. cells: indices, by rising
-    n."""
+    """The stages of the run that climbs fastest: the cells it goes through, by rising C.
+
+    From each reward it goes on in the cell that takes the fewest rollouts to the next of a grid of
+    rewards; n never falls. cells: indices of the table's last axis, by rising n, which must be so.
+    The first stage begins at C = 0; none begins after LAST_SWITCH of C_end."""
     curves = table.rewards.mean(1)[:, cells]  # [budgets, cells]
     rewards = np.linspace(curves[0].min(), curves[-1].max(), REWARDS)
     # the C at which each cell has each reward, [rewards, cells]; infinite above its curve
     log_C = [np.interp(rewards, curve, table.log_C, right=np.inf) for curve in curves.T]
     C = np.exp(np.stack(log_C, axis=1))
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    # A step above a cell's whole curve costs it infinity less infinity, NaN: counted as infinite.
+    with np.errstate(invalid="ignore"):
         cost = np.nan_to_num(np.diff(C, axis=0), nan=np.inf)  # of the next step of reward
 
     # [rewards - 1]; the running maximum keeps n from falling, since cells are in order of n
@@ -220,9 +234,12 @@ def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[Cel
 
 
 def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float) -> list[Stage]:
-    """A schedule that has, at each C up to C_end, the best n of a run of length `ahead` times C:
-    the n with the highest expected curve at this B_p. ahead = 1 follows n*(C); a larger value
-    changes n earlier. InputError for a B_p that was not measured."""
+    """A schedule that has, at each C up to C_end, the n that is best at `ahead` times C rollouts.
+
+    The best n is that of the highest expected curve at this B_p. ahead = 1 follows n*(C); a larger
+    value, such as 2, changes n earlier. Gives stages by rising C, such as [Stage(C=0, B_p=32, n=4),
+    Stage(C=5000, B_p=32, n=8)]; each has another n than the one before. InputError for a B_p that
+    was not measured."""
     cells = np.flatnonzero(ensemble.B_p == B_p)
     if not len(cells):
         raise InputError(
@@ -241,8 +258,11 @@ def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float)
 
 
 def n_to_raise_to(options: list[NOption], n: int) -> NOption | None:
-    """The n to raise a run's n to: of the larger ones the one with the highest gain, among those
-    that gain RAISE_GAIN with probability RAISE_PROBABILITY; None where there is no such n."""
+    """The option with the n to raise a run's n to; None where no larger n is worth it.
+
+    options: as `compare_n` gives them; n: the one that the run has. Worth it are larger n whose
+    mean gain is RAISE_GAIN or more, and which gain at all with probability RAISE_PROBABILITY; of
+    these the one with the highest gain is taken."""
     larger = [
         option
         for option in options

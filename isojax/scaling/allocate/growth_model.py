@@ -82,8 +82,8 @@ class NextN(NamedTuple):
 class GrowthDraws:
     """Curves of Q draws for each n, from which runs that change n are put together."""
 
-    # [..., shapes + 2 * n values]: R0, ln exponent and ln tail, then the log-odds of A of each n,
-    # then ln C_mid of each n
+    # [Q, P], P = 3 + 2 * n values, or with other leading axes: R0, ln exponent and ln tail, then
+    # the log-odds of A of each n, then ln C_mid of each n. An n_index counts the n, smallest first.
     theta: FloatArray
 
     @property
@@ -91,7 +91,7 @@ class GrowthDraws:
         return self.theta[..., 0]
 
     def along(self, path: RunPath) -> FloatArray:
-        """Expected rewards of a run at its evaluations, float[..., points]."""
+        """Expected rewards of a run at its evaluations, float[..., points]; path: by rising C."""
         rewards = self.R0
         at_evaluations = []
         for n_index, C_more in zip(path.n_index, np.diff(path.C, prepend=0.0), strict=True):
@@ -100,9 +100,11 @@ class GrowthDraws:
         return np.stack(at_evaluations, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:
-        """The rewards of a run after C_more further rollouts with the n of this index, float[...,
-        Q]; `rewards` are those it has now, one for each of Q draws of the model. A reward above the
-        asymptote of this n falls back to it: half of the excess within C_mid rollouts."""
+        """The rewards of a run after C_more further rollouts with the n of this index, float[Q].
+
+        rewards: those it has now, float[Q], one for each draw of the model (or with the leading
+        axes of theta). A reward above the asymptote of this n falls back to it: half of the excess
+        within C_mid rollouts."""
         # The bounds keep every draw of the prior, and every step of its fit, finite.
         exponent = np.exp(np.clip(self.theta[..., 1], -1.5, 1.5))
         tail = np.exp(np.clip(self.theta[..., 2], -5, 1.5))
@@ -123,10 +125,12 @@ class GrowthDraws:
         return self.R0 + gain * progress_after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
     def best_next(self, rewards: FloatArray, C_left: float, num_n: int, optimism: float) -> NextN:
-        """How a run that has rewards float[Q] should go on for C_left rollouts, with the first
-        num_n values of n. A plan keeps one n to the end, or changes it once after a share of what
-        is left. The plan with the highest upper bound is chosen: the mean of its end, plus
-        `optimism` standard deviations of its difference from the plan with the highest mean."""
+        """How a run should go on for C_left rollouts: the n to take now, and what it then reaches.
+
+        rewards: those it has now, float[Q]; num_n >= 1: only the first so many n may be used. A
+        plan keeps one n to the end, or changes it once after a share of what is left. The plan with
+        the highest upper bound is chosen: the mean of its end, plus `optimism` (>= 0) standard
+        deviations of its difference from the plan with the highest mean."""
         plans = [NextN(i, self.go_on(rewards, i, C_left)) for i in range(num_n)]
         for i in range(num_n):
             for share in SWITCH_SHARES:
@@ -142,15 +146,20 @@ class GrowthDraws:
 def fit_growth(
     n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float
 ) -> GrowthDraws:
-    """Draws of the learning curves of each n, from runs so far. n: rising, as [4, 8, 16].
-    base_rewards: evaluations of the base policy, at C = 0. paths: the runs' other evaluations.
-    C_end: the budget, to which the prior of C_mid is relative."""
+    """Draws of the learning curves of each n, from the evaluations of runs so far.
+
+    n: rising, as [4, 8, 16]; the n_index of a path is an index of it. base_rewards: evaluations of
+    the base policy, at C = 0, such as [0.31]. paths: the runs' other evaluations, at least one run.
+    C_end: the budget in rollouts, to which the prior of C_mid is relative. Gives DRAWS draws."""
     prior = _prior(np.log2(np.asarray(n, dtype=np.float64)), C_end)
     C = np.concatenate([path.C for path in paths])
     R = np.concatenate([np.asarray(base_rewards, dtype=np.float64), *[path.R for path in paths]])
-    # [N evaluations]: early ones of a run count less
+    # [N evaluations], in the order of R: those of the base policy, which count fully, then path by
+    # path the others, of which those at a small C count less.
     weight = np.concatenate([np.ones(len(base_rewards)), (C / C.max()) ** DISCOUNT])
 
+    # predict takes base_rewards and paths from above; least_squares takes predict, weight [N] and
+    # prior.
     def predict(theta: FloatArray) -> FloatArray:
         """The expected rewards of all evaluations, in the order of R: float[..., N]."""
         draws = GrowthDraws(theta)
@@ -158,6 +167,7 @@ def fit_growth(
         return np.concatenate([base, *(draws.along(path) for path in paths)], -1)
 
     def least_squares(R: FloatArray, prior_draws: FloatArray, noise_sd: float) -> "_LeastSquares":
+        """The problems of fitting theta to rewards R [Q, N] and points of the prior [Q, P]."""
         return _LeastSquares(predict, R, weight / noise_sd, prior_draws, prior.whiten)
 
     # The mode of the posterior, first with the prior's standard deviation of an evaluation, then
@@ -189,8 +199,9 @@ class _Prior(NamedTuple):
 
 
 def _prior(log2_n: FloatArray, C_end: float) -> _Prior:
-    """The prior of theta (its layout: GrowthDraws.theta) for these log2 n, float[n values],
-    rising."""
+    """The prior of theta (its layout: GrowthDraws.theta) for these log2 n, float[n values], rising.
+
+    C_end: the budget in rollouts; ln C_mid counts from ln C_end."""
     x = log2_n - log2_n[0]
     num_n = len(x)
     covariance = np.zeros((_SHAPES + 2 * num_n,) * 2)
@@ -225,8 +236,10 @@ class _LeastSquares:
     whiten: FloatArray  # [P, P]
 
     def solve(self, theta: FloatArray) -> FloatArray:
-        """The theta float[Q, P] with the least squares, by Levenberg-Marquardt steps from this
-        theta; the Jacobian is by finite differences. All Q problems are solved at once."""
+        """The theta with the least squares, float[Q, P], by Levenberg-Marquardt steps.
+
+        theta: where to begin, float[Q, P]. The Jacobian is by finite differences. All Q problems
+        are solved at once, each with a damping that only its own steps change."""
         num_draws, num_parameters = theta.shape
         unit = np.eye(num_parameters)
         prior_part = np.broadcast_to(self.whiten.T, (num_draws, num_parameters, num_parameters))

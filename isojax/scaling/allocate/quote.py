@@ -59,9 +59,12 @@ class Quote:
 
 
 def quote(fit: FitResult, reward: float) -> Quote:
-    """After how many rollouts, and hours where the runs' times are known, one new run reaches a
-    reward: a median and an interval for each n, with the B_p that reaches it soonest. InputError
-    for a reward outside 0 to 1, one that the base policy already has, and a fit without draws."""
+    """After how many rollouts, and how many hours, one new run of each n reaches a reward.
+
+    For each n it gives a median and an interval, with the B_p that reaches the reward soonest;
+    hours where the runs' times are known. reward: between 0 and 1, such as 0.6. InputError for
+    another number, a reward that the base policy already has, a fit without draws, and one whose C
+    does not count rollouts."""
     ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
         raise InputError(
@@ -105,8 +108,10 @@ def _quotable_cells(ensemble: CurveEnsemble) -> IntArray:
 
 
 def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
-    """The answer for a sweep in which nothing was learnt: for each n the cell of the smallest
-    stable B_p, with no number of rollouts, since no curve rises to the reward."""
+    """The answer for a sweep in which nothing was learnt: no number of rollouts, for any n.
+
+    It has for each n the cell of the smallest stable B_p; no curve rises to the reward. InputError
+    for a reward that all runs have already."""
     fit = ensemble.fit
     curve_of_all = ensemble.curves[0]  # they are all equal
     level = curve_of_all.A
@@ -158,9 +163,10 @@ def _cost(cell: QuotedCell) -> tuple[bool, float, int]:
 
 
 def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:
-    """The C at which a new run of each cell first has the reward, float[replicates, cells], for
-    each draw of the curves and of how far a run differs from its curve; infinite where the run does
-    not have it by the horizon (a C)."""
+    """The C at which a new run of each cell first has the reward, float[replicates, cells].
+
+    There is one for each draw of the curves and of how far a run differs from its curve; infinite
+    where the run does not have the reward by the horizon, a C in rollouts."""
     noise = ensemble.fit.intervals
     samples = ensemble.samples
     C = np.geomspace(0.1 * float(samples.C_low.min()), horizon, BUDGETS)
@@ -189,6 +195,7 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     index_before = (first - 1).clip(0)
     after = np.take_along_axis(excess, first[None], 0)[0]
     before = np.take_along_axis(excess, index_before[None], 0)[0]
+    # Reached at the grid's first budget: that budget is the answer.
     share = np.where(first > 0, -before / np.maximum(after - before, 1e-12), 1.0)
     log_C = np.log(C)
     crossing = np.exp(log_C[index_before] * (1 - share) + log_C[first] * share)
@@ -196,8 +203,10 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
 
 
 def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
-    """Median, interval and hours of cell i, from the draws of the C at which it reaches the reward,
-    float[replicates], infinite for never. A quantile that is infinite is given as None."""
+    """Median, interval and hours of cell i, from the draws of the C at which it has the reward.
+
+    i: an index of ensemble.curves. C: float[replicates], infinite where the reward is never
+    reached. A quantile that is infinite is given as None."""
     # method="higher" gives one of the draws: there is nothing between a number and infinity.
     quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
     low, median, high = (

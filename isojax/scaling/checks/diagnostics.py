@@ -45,9 +45,11 @@ TIE_POINTS = 40  # values of C at which ties are sought
 def segment_evidence(
     frontier: Frontier, cells: TracksByCell, metric: str
 ) -> tuple[SegmentRow, ...]:
-    """How well the measurements support each segment of a frontier; by rising C. Consecutive
-    stretches (cells that lead one after the other) of one n form one segment. cells: the runs by
-    (B_p, n). A lead is None where evaluations have no counts per problem."""
+    """How well the measurements support each segment of a frontier, by rising C.
+
+    A stretch is a range of C in which one cell leads; consecutive stretches of one n form one
+    segment. cells: the runs by (B_p, n), of all cells on the frontier; metric: such as "avg@4". A
+    lead is None where evaluations have no counts of right answers per problem."""
     stretches_by_n = [
         list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)
     ]
@@ -111,9 +113,17 @@ def _best_lead(
     cells: TracksByCell,
     metric: str,
 ) -> _SegmentLead:
-    """How far the leading cells of one segment were above the neighbouring cells, where that was
-    clearest. At each target of C inside the segment at which all of them were evaluated, the lead
-    is that over the closest neighbour; of all targets the one with the largest z is given."""
+    """How far the leading cells of one segment were above the neighbouring cells, at best.
+
+    A target is the budget C for which all runs were evaluated; the rollouts that a run had then
+    (evaluations.C) may differ from it a little. At each target inside the segment at which the
+    leader and all neighbours were evaluated, the lead is that over the closest neighbour, the one
+    with the smallest z = mean / standard error. Of all targets the one with the largest z is given.
+
+    The leads are None where there is no such target, or where evaluations have no counts of right
+    answers per problem, without which they cannot be paired. measured_for_neighbours: whether there
+    is a common target, with or without counts. stretches: those of the segment, by rising C;
+    neighbours: the cells that lead just before and after it; cells: the runs by (B_p, n)."""
     if not neighbours:
         return _SegmentLead(measured_for_neighbours=False)
 
@@ -124,6 +134,7 @@ def _best_lead(
         leader = evaluations_by_target(cells[stretch.B_p, stretch.n])
         for target, evaluations in leader.items():
             C = evaluations.C
+            # 1e-9: a stretch may begin or end at an evaluation, but for rounding.
             is_inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
             if not is_inside or any(target not in rival for rival in rivals):
                 continue
@@ -151,8 +162,9 @@ def _best_lead(
 
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
-    """Whether the curves of a sweep fit as well as the scatter of the evaluations allows, and in
-    which ranges of C values of n are tied."""
+    """How well the curves of a sweep fit, and in which ranges of C values of n are tied.
+
+    They fit where the residuals are no larger than the scatter of the evaluations."""
     residuals = estimate.residuals
     degrees_of_freedom = None
     if residuals:
@@ -179,8 +191,10 @@ def _tie_of_all(curves: Sequence[FittedCurve]) -> tuple[TiedRange, ...]:
 def reward_sensitivity(
     curves: Sequence[FittedCurve], draws: PosteriorSamples | None
 ) -> RewardSensitivity | None:
-    """How much the reward differs between values of n, and between values of B_p, at the largest C
-    that most cells reached. None for one cell. draws: for the spreads' intervals."""
+    """How much the reward differs between values of n, and between values of B_p, at one C.
+
+    C is the largest that most cells reached. None for fewer than two cells. draws: for the spreads'
+    intervals; None: no intervals."""
     if len(curves) < 2:
         return None
 
@@ -200,9 +214,11 @@ def _reward_spread(
     C: float,
     draws: PosteriorSamples | None,
 ) -> RewardSpread | None:
-    """The largest reward less the smallest, at C, among curves that have the same value of `shared`
-    (such as one B_p, so that they differ in n). The value that most curves have is taken, of
-    equally frequent ones the smallest; None where it has one curve."""
+    """The largest reward less the smallest, at C, among curves with the same value of `shared`.
+
+    shared: such as `lambda c: c.B_p`, so that curves of one B_p are compared, which differ in n.
+    The value that most curves have is taken, of equally frequent ones the smallest; None where it
+    has one curve. draws: for the interval, low and high; None: no interval."""
     groups = group_by(sorted(curves, key=shared), shared)
     shared_value = max(groups, key=lambda value: len(groups[value]), default=0)
     group = groups.get(shared_value, [])
@@ -224,8 +240,9 @@ def _reward_spread(
 
 
 def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
-    """The ranges of C in which no n is best in a share TIE_LEVEL of the replicates (draws), each
-    with the fewest n that together are; by rising C. () without draws or with one n."""
+    """The ranges of C in which no n is best in a share TIE_LEVEL of the draws, by rising C.
+
+    Each has the fewest n that together are best in that share. () without draws or with one n."""
     if draws is None or len({n for _, n in draws.keys}) < 2:
         return ()
     C = np.geomspace(draws.C_low.min(), draws.C_high.max(), TIE_POINTS)
@@ -245,7 +262,9 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
 
 
 def _leading_n(best_n: NDArray[np.int64]) -> tuple[int, ...]:
-    """The fewest n that are best in TIE_LEVEL of the replicates together, int[Q]; rising."""
+    """The fewest n that are best in TIE_LEVEL of the replicates together, rising.
+
+    best_n: int[Q], the best n in each replicate."""
     values, counts = np.unique(best_n, return_counts=True)
     most_often_first = np.argsort(-counts)
     shares = np.cumsum(counts[most_often_first]) / len(best_n)

@@ -60,9 +60,11 @@ def _warning(code: str, text: str) -> FitFlag:
 
 
 def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
-    """Flags of a sweep in which nothing was learnt: that it is such a one, and how many rollouts an
-    evaluation is taken to have, from which follows how far off its rewards may be. None of a sweep
-    in which something was learnt (nothing is None)."""
+    """Flags of a sweep in which nothing was learnt; no flag where something was (nothing is None).
+
+    The first states that nothing was learnt; other modules rely on its being the first of a fit.
+    The second states how many rollouts an evaluation is taken to have, from which follows how far
+    off its rewards may be."""
     if nothing is None:
         return
     code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
@@ -81,8 +83,7 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
 
 
 def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
-    """Flags about n: that it makes no difference, or that only one was measured; and about the
-    intervals."""
+    """Flags that n makes no difference, or that only one n has a curve; and about the intervals."""
     if estimate.no_effect and not estimate.is_flat:
         comparison = "curves that change with n explain the evaluations no better"
         text = f"n makes no difference here: {comparison} than one curve for each B_p"
@@ -100,8 +101,10 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
 
 
 def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
-    """Flags about the intervals: a spread between seeds that is assumed, not measured; too few
-    draws; draws whose Markov chains have not converged."""
+    """Flags about the intervals: an assumed spread between seeds, few draws, unsettled draws.
+
+    Draws have not settled where their Markov chains have not converged."""
+    # How the spread was found, in words: "assumed: ..." where it was not measured.
     if intervals.run_sd_source.startswith("assumed"):
         text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
         yield _warning("run_sd_assumed", text)
@@ -115,8 +118,10 @@ def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
 
 
 def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
-    """How well curves that were fitted to the first part of the sweep predicted the rest of it (the
-    trial); nothing where the sweep was too short for a trial."""
+    """The flag of how well the trial predicted: curves fitted to the first part of the sweep alone.
+
+    A warning where they missed the rest of it, otherwise a note; no flag where the sweep was too
+    short for a trial (forecast or its numbers are None)."""
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return
 
@@ -145,8 +150,10 @@ def mode_flags(mode: str) -> Iterator[FitFlag]:
 
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """Flags about the runs, by cell: one seed only, cells of unequal length, seeds of unequal
-    length, no evaluation of the base policy (C = 0), graded rewards."""
+    """Flags about the runs of each cell (B_p, n), whatever their curves.
+
+    They are: one seed only, cells of unequal length, seeds of unequal length, no evaluation of the
+    base policy (C = 0), graded rewards. cells: at least one."""
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
     if single_seed_cells:
         is_all = len(single_seed_cells) == len(cells)
@@ -194,8 +201,10 @@ def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
 
 
 def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """The flag of an asynchronous sweep in which staleness (how many updates old the sampling
-    policy is) differs between n: curves may then differ for that reason and not for n."""
+    """The flag of an asynchronous sweep in which staleness differs between n.
+
+    Staleness is how many updates old the sampling policy is; where it differs, curves may differ
+    for that reason and not for n."""
     staleness_by_n: dict[int, list[float]] = {}
     for (_, n), seeds in cells.items():
         values = [p.train[STALENESS] for t in seeds for p in t.run.points if STALENESS in p.train]
@@ -222,8 +231,9 @@ def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
 def curve_flags(
     curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]
 ) -> Iterator[FitFlag]:
-    """Flags of cells without a curve, (B_p, n, reason) each, and of curves with a parameter at the
-    bound of its range."""
+    """Flags of cells without a curve, and of curves with a parameter at the bound of its range.
+
+    unfitted_cells: (B_p, n, reason) of each, such as (32, 8, "2 evaluations")."""
     for B_p, n, reason in unfitted_cells:
         yield _warning("no_curve", f"no curve for B_p={B_p} n={n}: {reason}")
     for c in curves:
@@ -238,8 +248,10 @@ def fall_flags(
     stabilities: Sequence[StabilityVerdict],
     overfitted: Sequence[OverfittedRun],
 ) -> Iterator[FitFlag]:
-    """Flags of unstable B_p, and of curves that fall past a peak without an explanation: neither is
-    their B_p unstable, nor does a rising training reward show that the runs overfit."""
+    """Flags of unstable B_p, and of curves that fall past a peak without an explanation.
+
+    A fall is explained where the B_p is unstable, or where a rising training reward shows that a
+    run of the cell overfits."""
     unstable_reasons = {v.B_p: v.reason for v in stabilities if not v.stable}
     for B_p, reason in unstable_reasons.items():
         yield FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
@@ -263,8 +275,10 @@ def fall_flags(
 def diagnostics_flags(
     diagnostics: FitDiagnostics, overfitted: Sequence[OverfittedRun], curve_count: int
 ) -> Iterator[FitFlag]:
-    """Flags of residuals that are not random, of runs that overfit and of ranges of C in which
-    values of n are tied; of the last two at most MAX_LISTED each."""
+    """Flags of residuals that are not random, of runs that overfit and of ties between n.
+
+    A tie is a range of C in which no n is clearly the best. Of the last two kinds at most
+    MAX_LISTED are listed each. curve_count: how many cells have a curve."""
     autocorrelation = diagnostics.autocorrelation
     if autocorrelation is not None and autocorrelation > MAX_AUTOCORRELATION:
         text = f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f})"
@@ -293,9 +307,11 @@ def frontier_flags(
     measured_n: Collection[int],
     no_effect: bool = False,
 ) -> Iterator[FitFlag]:
-    """Flags about the frontier and the law of n*(C): few n on it or falling ones, segments with
-    little evidence, a law that reaches beyond its data. None where n has no effect or only one n
-    was measured, since there is nothing to compare then."""
+    """Flags about the frontier and n*(C): few n, falls, weak leads, a law beyond its data.
+
+    No flag where n has no effect or only one n was measured: there is nothing to compare then.
+    segments: the ranges of C in which one n leads, with the evidence for each; measured_n: all n of
+    the sweep, such as {4, 8, 16}."""
     if no_effect or len(measured_n) == 1:
         return
     frontier_n = sorted({p.n for p in frontier.points})
@@ -327,8 +343,10 @@ def frontier_flags(
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
-    """Flags of changes of n along the frontier that are not as expected: to a smaller n, or at a
-    place where data begin or end instead of where two curves cross."""
+    """Flags of changes of n along the frontier that are not as expected.
+
+    They are changes to a smaller n, and changes at a C where data begin or end instead of where two
+    curves cross."""
     falls = []
     uncrossed = []
     for before, after in frontier.changes_of_n:
@@ -347,8 +365,10 @@ def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
 
 
 def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
-    """The flag of segments (one n each) whose lead over their neighbours is less than MIN_LEAD_Z
-    standard errors."""
+    """The flag of segments that lead their neighbours by less than MIN_LEAD_Z standard errors.
+
+    A segment is a range of C in which one n leads. Those whose lead is unknown (z is None) are not
+    counted as weak."""
     weak_segments = [s for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:
         return
@@ -364,8 +384,10 @@ def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
-    """The fit with a flag for each run that broke (health.runs), and with verdicts of stability
-    that count those that were left out."""
+    """The fit with a flag for each run that broke, and with verdicts that count these runs.
+
+    These flags come first, or right after the flag that nothing was learnt. health: the runs that broke, and whether they were left out of this fit. The verdicts of
+    stability of each B_p then count the runs that were left out, too."""
     # A broken run that was left out does no harm any more; one that was fitted distorts the fit.
     severity = "warning" if health.left_out else "error"
     health_flags = [
@@ -389,15 +411,18 @@ def add_health(fit: FitResult, health: RunHealth) -> FitResult:
 def _stability_without(
     fit: FitResult, runs_left_out: Sequence[FlaggedRun]
 ) -> tuple[StabilityVerdict, ...]:
-    """The verdict of each B_p: unstable also where at least half of the runs of one of its cells
-    broke and were left out, which the runs that were fitted cannot show. The reason is the first
-    such run's."""
+    """The verdict of each B_p, unstable also where half of the runs of one of its cells broke.
+
+    At least half of them must have been left out as broken, which the runs that were fitted cannot
+    show. The reason then ends with that of the first such run. A B_p of which no run was fitted has
+    no verdict."""
     left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
     fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
     verdicts = {v.B_p: v for v in fit.stability}
     reason_before = {v.B_p: v.reason for v in fit.stability}
     for run in reversed(runs_left_out):  # the first one's reason overwrites those of later ones
         cell = run.B_p, run.n
+        # At least 1, for a cell none of whose runs was fitted.
         is_half_lost = left_out_per_cell[cell] >= max(1, fitted_per_cell[cell])
         if run.B_p not in verdicts or not is_half_lost:
             continue

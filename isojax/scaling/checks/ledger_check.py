@@ -41,8 +41,10 @@ class LedgerCheck:
 
 @cycle_collection_paused()
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
-    """Read every ledger below `paths` and list everything that `isojax fit` would refuse, and what
-    limits the fit. InputError where there is no ledger."""
+    """Read every ledger below `paths`; list what `isojax fit` would refuse, and what limits it.
+
+    paths: folders of sweeps or of cells, or records.jsonl files. InputError where there is no ledger. Where no run can be
+    read, the metric is ""."""
     runs: list[RunRecord] = []
     errors: list[str] = []
     notes: list[str] = []
@@ -84,10 +86,11 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
 
 
 def _curve_errors(cells: TracksByCell) -> Iterator[str]:
-    """The error that no cell has enough evaluations for a curve, with each cell's reason; nothing
-    where at least one has enough."""
+    """The error that no cell has enough evaluations for a curve, with each cell's reason.
+
+    Nothing where at least one has enough. cells: the runs by (B_p, n)."""
     C_by_cell = {key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()}
-    reasons = unfitted_reasons(C_by_cell)
+    reasons = unfitted_reasons(C_by_cell)  # only of the cells that have no curve
     if len(reasons) == len(cells):
         listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
         problem = f"no cell has enough evaluations for a curve ({listed})"

@@ -74,9 +74,11 @@ class TrainingMetric:
 
 
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
-    """How a run broke: a flag for each criterion that holds, () for a healthy run. The reward is
-    `default_metric`. With at most PERSISTENCE evaluations only the criterion of updates that were
-    not finite can hold."""
+    """How a run broke: a flag for each criterion that holds, () for a healthy run.
+
+    The reward is the metric that a fit takes by default, such as avg@4 (`default_metric`). With at
+    most PERSISTENCE evaluations only the criterion of updates that were not finite can hold. run:
+    with at least one evaluation."""
     broken_update = tuple(_nonfinite(run))
     metric = default_metric([run])
     try:
@@ -113,7 +115,7 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
-    """The runs that have flags, with these; in the order of their cells."""
+    """The runs that are flagged, with their flags, by cell; runs without a flag are left out."""
     flagged = []
     for run in sorted(runs, key=lambda r: r.cell):
         flags = health_flags(run)
@@ -154,8 +156,10 @@ def _training_metric(run: RunRecord, key: str) -> TrainingMetric:
 
 
 def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
-    """The C of the evaluation from which on a criterion, bool[points], holds to the end; None where
-    that is fewer than PERSISTENCE evaluations."""
+    """The C of the evaluation from which on a criterion holds to the end of the run.
+
+    holds: bool[points], whether it holds at each evaluation, by rising C; C: of these evaluations.
+    None where it holds for fewer than PERSISTENCE evaluations at the end."""
     # Count backwards to the last evaluation at which it does not hold; the appended False serves a
     # criterion that holds at all of them.
     start = len(holds) - int(np.argmin(np.append(holds[::-1], False)))
@@ -163,8 +167,9 @@ def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
 
 
 def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSummary:
-    """Base, best and last reward of a run, and whether it fell or gained by more than noise. R:
-    float[points], the metric at each evaluation."""
+    """Base, best and last reward of a run, and whether it fell or gained by more than noise.
+
+    R: float[points], the metric at each evaluation of the run; more than PERSISTENCE of them."""
     means = running_means(R, PERSISTENCE)
     best_start = int(means.argmax())
     base = float(R[0])
@@ -176,8 +181,10 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
     last_points = run.points[-PERSISTENCE:]
 
     has_scatter = len(R) >= MIN_POINTS_FOR_SCATTER
+    # The standard deviation of one evaluation; None where it is unknown.
     scatter = noise_sd([R]) if has_scatter else sampling_sd(R)
 
+    # From above: metric, scatter and has_scatter.
     def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
         """Whether a difference between the mean rewards of two groups of evaluations is more than
         noise. Its standard error is that paired over problems; where a run has many evaluations,
@@ -206,8 +213,11 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
 
 
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """The flag of a run that lost half of its gain for good; or in which almost all groups have
-    equal rewards, so that there is no gradient, although nothing was gained."""
+    """The flag of a run that lost half of its gain for good, or has come to have no gradient.
+
+    There is none where almost all groups (the n rollouts of a problem) have equal rewards; that
+    counts only where nothing was gained. R: float[points], the metric at each evaluation of the
+    run."""
     lost_half = (reward.base + reward.best) / 2 > R
     C = _set_in(lost_half, [p.rollouts for p in run.points])
     # Where the training reward did not fall the policy overfits, which is no collapse. None (not
@@ -226,8 +236,9 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator
 
 
 def training_reward_fell(run: RunRecord) -> bool | None:
-    """Whether the training reward ends below the middle between its start and its best; None where
-    it was recorded fewer than PERSISTENCE times."""
+    """Whether the training reward ends at or below the middle between its start and its best.
+
+    None where it was recorded fewer than PERSISTENCE times."""
     R = _training_metric(run, TRAIN_REWARD).values
     if len(R) < PERSISTENCE:
         return None
@@ -236,8 +247,10 @@ def training_reward_fell(run: RunRecord) -> bool | None:
 
 
 def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """The flag of an entropy far above its start while the reward fell, or far below its start
-    while little was learned."""
+    """The flag of an entropy that exploded while the reward fell, or collapsed with little learned.
+
+    Exploded and collapsed: from some evaluation to the end above ENTROPY_EXPLODED_RATIO, or below
+    ENTROPY_COLLAPSED_RATIO, times that of the first evaluation."""
     entropy = _training_metric(run, "entropy")
     first = entropy.values[:1]  # empty where it was not recorded
     C_exploded = entropy.set_in(entropy.values > ENTROPY_EXPLODED_RATIO * first)
@@ -256,8 +269,9 @@ def _entropy(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
 
 
 def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
-    """The flags of responses that are much longer than at first, and of many more that are cut off,
-    in a run whose reward fell or did not rise."""
+    """The flags of much longer responses, and of many more that are cut off, than at first.
+
+    Only in a run whose reward fell or did not rise."""
     if reward.gained and not reward.fell:
         return
 
@@ -281,8 +295,10 @@ def _length(run: RunRecord, reward: RewardSummary) -> Iterator[HealthFlag]:
 
 
 def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
-    """The flag of a run that broke off, or had losses or gradients that were not finite. Single
-    updates that were skipped for that (up to MAX_NONFINITE_SHARE) left the policy as it was."""
+    """The flag of a run that broke off, or had losses or gradients that were not finite.
+
+    Single updates that were skipped for that, up to MAX_NONFINITE_SHARE, do not count: they left
+    the policy as it was."""
     for p in run.points:
         reasons = [
             f"{key} is not finite"
@@ -307,6 +323,7 @@ def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
 
 def _sampler_mismatch(run: RunRecord) -> Iterator[HealthFlag]:
     """The flag of a trainer and a sampler that give the same tokens different log-probabilities.
+
     In asynchronous runs, where an older policy samples, that is no fault."""
     gap = _training_metric(run, "sampler_logp_gap")
     C = gap.set_in(np.abs(gap.values) > MAX_SAMPLER_LOGP_GAP)

@@ -28,10 +28,12 @@ Z_CHANGE = 3.0
 def assess_stability(
     cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
 ) -> tuple[StabilityVerdict, ...]:
-    """Whether each B_p trains stably, by rising B_p: unstable where a run of any of its cells
-    broke, or where a cell's reward fell. A fall past a fitted peak (peaked_cells, as (B_p, n)) does
-    not count unless the training reward falls too: it is overfitting, which stopping early
-    avoids."""
+    """Whether each B_p trains stably, a verdict for each, by rising B_p.
+
+    It does not where a run of any of its cells broke, or where a cell's reward fell. A fall past a
+    fitted peak does not count unless the training reward falls too: it is overfitting, which
+    stopping early avoids. metric: such as "avg@4"; peaked_cells: the (B_p, n) whose fitted curve
+    has a peak, such as {(32, 8)}."""
     reasons_by_B_p: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
         reason = _broken_reason(seeds)
@@ -51,8 +53,9 @@ def assess_stability(
 
 
 def _broken_reason(seeds: Sequence[RunTrack]) -> str:
-    """Why a cell counts as unstable because of a run that broke off or had a training metric that
-    is not finite: the first such run in words; "" where no run did."""
+    """The first run of a cell that broke off or had a training metric that is not finite, in words.
+
+    Such as "n=8 seed 1: loss is nan at C = 4096"; "" where no run did."""
     for run in (t.run for t in seeds):
         where = f"n={run.cell.n} seed {run.cell.seed}"
         if run.failure_reason:
@@ -65,8 +68,10 @@ def _broken_reason(seeds: Sequence[RunTrack]) -> str:
 
 
 def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
-    """Why a cell counts as unstable because its reward fell, in words; "" where it did not. The
-    last mean of LAST_EVALUATIONS evaluations in a row is compared with the best such mean."""
+    """Why a cell counts as unstable because its reward fell, in words; "" where it did not.
+
+    The last mean of LAST_EVALUATIONS evaluations in a row is compared with the best such mean; each
+    evaluation is the mean of the cell's seeds at one C."""
     evaluations = list(evaluations_by_target(seeds).values())
     if len(evaluations) < 2:
         return ""
@@ -104,15 +109,19 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
 def find_overfitting(
     tracks: Sequence[RunTrack], validation_sd: float | None
 ) -> tuple[OverfittedRun, ...]:
-    """The runs whose training reward rises while their validation reward falls. validation_sd: the
-    standard deviation of an evaluation; None: estimated from each run's scatter."""
+    """The runs whose training reward rises while their validation reward falls.
+
+    validation_sd: the standard deviation of an evaluation's reward; None: estimated from each run's
+    scatter."""
     candidates = [_overfitted_run(track, validation_sd) for track in tracks]
     return tuple(run for run in candidates if run is not None)
 
 
 def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedRun | None:
-    """The run with the C from which on it overfits; None where it does not, or where it has too few
-    evaluations with a training reward to tell."""
+    """The run with the C from which on it overfits; None where it does not.
+
+    Also None where it has too few evaluations with a training reward to tell. validation_sd: as in
+    `find_overfitting`."""
     training_rewards = np.array([p.train.get(TRAIN_REWARD, np.nan) for p in track.run.points])
     usable = np.isfinite(training_rewards) & (track.C > 0)
     training_rewards = training_rewards[usable]
@@ -123,7 +132,8 @@ def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedR
 
     validation_means = running_means(R, OVERFITTING_WINDOW)
     training_means = running_means(training_rewards, OVERFITTING_WINDOW)
-    # The peak's window and the last one must not share an evaluation: leave out the last ones.
+    # The peak's window and the last one must not share an evaluation: leave out the last ones. peak
+    # is the index of the first evaluation in its window.
     peak = int(validation_means[: 1 - OVERFITTING_WINDOW].argmax())
     fall = float(validation_means[peak] - validation_means[-1])
     rise = float(training_means[-1] - training_means[peak])
@@ -143,6 +153,6 @@ def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedR
         B_p=cell.B_p,
         n=cell.n,
         seed=cell.seed,
-        C=float(C[peak + OVERFITTING_WINDOW // 2]),
+        C=float(C[peak + OVERFITTING_WINDOW // 2]),  # the middle of the peak's window
         reason=f"training reward rises by {rise:.3f} while validation falls by {fall:.3f}",
     )

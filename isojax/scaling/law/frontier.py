@@ -74,14 +74,15 @@ class Frontier:
 
 
 def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
-    """The frontier of one or more cells: at each C of a grid, which cell's fitted curve has the
-    highest reward there, among those with data near that C. Of cells with equal rewards the one
-    with the smaller n leads, then that with the smaller B_p."""
+    """The frontier of one or more cells: which cell's curve is highest at each C of a grid.
+
+    curves: one for each cell (B_p, n), at least one. Only cells with data near a C count there. Of
+    cells with equal rewards the one with the smaller n leads, then that with the smaller B_p."""
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))  # argmax takes the first of equals
     C = _frontier_grid(ordered_curves)
     log10_C = np.log10(C)
-    # [curves, grid]: rewards where each cell has data, with and without a margin, else -inf. Grid
-    # points at which no cell has data are left out.
+    # [curves, grid]: rewards where each cell has data, to within rounding (1e-9 decades) or within
+    # MIN_DECADES, else -inf. Grid points at which no cell has data are left out.
     measured_rewards = np.stack([_measured_reward(c, log10_C, 1e-9) for c in ordered_curves])
     covered = np.isfinite(measured_rewards.max(0))
     C = C[covered]
@@ -127,10 +128,12 @@ def _stretches(
     log10_C: FloatArray,
     start: int,
 ) -> tuple[FrontierStretch, ...]:
-    """The stretches of a frontier: the range of C of each winner (the cell with the highest
-    reward) in turn. winning_curves and winner (its index among all curves) are given for each
-    point of the grid C; the first stretch begins at the grid point `start`, before which all cells
-    are tied."""
+    """The stretches of a frontier: the range of C of each winner in turn, by rising C.
+
+    The winner is the cell with the highest reward. For each point of the grid C (float[grid],
+    rising), winning_curves has its curve and winner, int[grid], its index among all curves. The
+    first stretch begins at the grid point `start`, before which all cells are tied (there the
+    winner must be that at `start`)."""
     spans = _runs_of_winner(winner)
 
     # Where one winner gives way to the next, between two grid points: where their curves cross, or
@@ -154,10 +157,12 @@ def _stretches(
 
 
 def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArray) -> int:
-    """The number of grid points, from the smallest C on, at which no cell leads because none has
-    begun to rise: every cell measured there is at the reward with which all began, or less than one
-    correct rollout of an evaluation from it. 0 where no curve has a flat start (a first part at one
-    reward). C: the grid, rising; rewards: float[curves, grid], -inf where not measured."""
+    """How many grid points, from the smallest C on, have no leader as no cell has begun to rise.
+
+    There every measured cell is at the reward with which all began, or less than one correct
+    rollout of an evaluation from it. 0 where no curve has a flat start (a first part at one
+    reward); all have the same level. C: the grid, float[grid], rising; rewards: float[curves,
+    grid], -inf where not measured."""
     flat_starts = [c.flat_start for c in curves]
     first = next((flat for flat in flat_starts if flat is not None), None)
     if first is None:
@@ -205,8 +210,10 @@ def _runs_of_winner(winner: NDArray[np.intp]) -> list[_Span]:
 def _merge_brief_stretches(
     log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """The winner at each grid point, after stretches shorter than MIN_DECADES were given to a
-    neighbour. rewards: float[curves, grid], -inf where not measured."""
+    """The winner at each grid point, after stretches shorter than MIN_DECADES went to a neighbour.
+
+    A stretch is a range of C with one winner. winner: int[grid], indices of curves; rewards:
+    float[curves, grid], -inf where a cell was not measured to within MIN_DECADES."""
     winner = winner.copy()
     # A grid point covers log10 C from halfway to the point before to halfway to the next.
     edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
@@ -229,9 +236,11 @@ def _merge_brief_stretches(
 def _cheapest_neighbour(
     spans: Sequence[_Span], i: int, winner: NDArray[np.intp], rewards: FloatArray
 ) -> int | None:
-    """To which cell the i-th span is given with the least loss of reward: the winner (an index of
-    curves) of the span before or after it. None where neither has finite rewards over all of it,
-    that is, data to within MIN_DECADES."""
+    """To which cell the i-th span is given with the least loss of reward: an index of curves.
+
+    It is the winner of the span before or after it. None where neither has finite rewards over all
+    of the i-th span, that is, data to within MIN_DECADES. winner: int[grid]; rewards: float[curves,
+    grid]."""
     grid_points = slice(spans[i].start, spans[i].stop)
     winner_rewards = rewards[winner[spans[i].start], grid_points]
     costs = []
@@ -255,8 +264,10 @@ class _Takeover(NamedTuple):
 def _takeover(
     earlier: FittedCurve, later: FittedCurve, log10_C_low: float, log10_C_high: float
 ) -> _Takeover:
-    """Where the later winner takes the lead from the earlier one, between the neighbouring grid
-    points log10_C_low and log10_C_high: where their curves cross, otherwise halfway."""
+    """Where the later winner takes the lead from the earlier one: where their curves cross.
+
+    log10_C_low and log10_C_high: the neighbouring grid points between which the lead changes; where
+    the curves do not cross there, halfway between them."""
 
     def earlier_lead(x: float) -> float:
         return float(curve_reward(earlier, 10**x) - curve_reward(later, 10**x))
@@ -279,10 +290,12 @@ def _takeover(
 def frontier_rows(
     points: Sequence[FrontierRow], draws: PosteriorSamples | None
 ) -> tuple[FrontierRow, ...]:
-    """The frontier's points, with the interval of the leading cell's reward and the probability of
-    each n to lead, by the replicates; unchanged without replicates. The interval is not that of the
-    best cell in each replicate, which would be too high: among equal cells it picks the
-    luckiest."""
+    """The frontier's points, with intervals of their rewards and the probability of each n to lead.
+
+    Both are by the replicates (draws); without these the points are unchanged. The interval is that
+    of the leading cell's reward, not that of the best cell in each replicate, which would be too
+    high: among equal cells it picks the luckiest. A probability is rounded to 4 digits; n that
+    never lead have none."""
     if draws is None:
         return tuple(points)
 
@@ -301,9 +314,11 @@ def frontier_rows(
 def n_shares(
     draws: PosteriorSamples, rewards: FloatArray, measured: NDArray[np.bool_]
 ) -> list[dict[int, float]]:
-    """The probability of each n to be the best, at each of G budgets: {n: share of the draws}.
-    rewards: float[Q draws, J cells, G]; measured: bool[J, G], the cells that compete. Where several
-    n are equal in a draw, they share it."""
+    """The probability of each n to be the best, at each of G budgets: a dict {n: share} for each.
+
+    The share is that of the draws. rewards: float[Q draws, J cells, G], cells in the order of
+    draws.keys; measured: bool[J, G], the cells that compete. Where several n are equal in a draw,
+    they share it."""
     cell_n = np.array([n for _, n in draws.keys])
     all_n = np.unique(cell_n)
     is_best = draws.is_best(rewards, measured, axis=1)
@@ -315,8 +330,10 @@ def n_shares(
 def crossover_rows(
     frontier: Frontier, draws: PosteriorSamples | None, uncrossed_too: bool = False
 ) -> tuple[CrossoverRow, ...]:
-    """The C at which the frontier's n changes because two curves cross, with intervals where there
-    are draws; with `uncrossed_too`, also where it changes because data begin or end."""
+    """The C at which the frontier's n changes because two curves cross, by rising C.
+
+    They have intervals where there are draws. uncrossed_too: also where n changes because data
+    begin or end."""
     rows = []
     for before, after in frontier.changes_of_n:
         if not after.from_crossing and not uncrossed_too:
@@ -331,17 +348,20 @@ def crossover_rows(
 def crossover_interval(
     draws: PosteriorSamples, before: FrontierStretch, after: FrontierStretch
 ) -> OpenInterval:
-    """The interval of the C at which the cell of `after` overtakes that of `before`, by the
-    replicates, within the range of C that both measured. Of several crossings in a replicate the
-    one nearest to that of the fitted curves counts. A replicate in which `after` always leads
-    counts as -inf, one in which it never does as +inf."""
+    """The interval (low, high) of the C at which the cell of `after` overtakes that of `before`.
+
+    It is that of the replicates, within the range of C that both measured; an open end is None, and
+    both ends where they share no range. Of several crossings in a replicate the one nearest to that
+    of the fitted curves (after.C_low) counts. A replicate without a crossing counts as -inf where
+    `after` leads at the end of the range, and as +inf where it does not."""
     pair = draws.for_cells([(before.B_p, before.n), (after.B_p, after.n)])
     log10_C_from = float(np.log10(pair.C_low.max()))
     log10_C_to = float(np.log10(pair.C_high.min()))
     if not log10_C_from < log10_C_to:
         return None, None
 
-    # lead, [Q, grid]: of the cell of `after`, which overtakes where the lead turns positive.
+    # lead, [Q, grid]: of the cell of `after` (index 1 of the pair), which overtakes where the lead
+    # turns positive.
     grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
     log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
     R = pair.rewards(10**log10_C)
@@ -370,8 +390,11 @@ def spread_indices(length: int, count: int) -> NDArray[np.intp]:
 def compare_schedules(
     estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
 ) -> tuple[ScheduleRow, ...]:
-    """Each schedule (runs whose n changes along C) against the best fixed n: a row for each, with
-    the mean of its seeds, at the C at which fixed cells have data too."""
+    """Each schedule (runs whose n changes along C) against the best fixed n, by name.
+
+    A row has the mean of the schedule's seeds, at the C at which fixed cells have data too. runs:
+    those with a schedule only; metric: such as "avg@4"; compute: the unit of C, such as
+    "rollouts"."""
     tracks = build_tracks(runs, metric, compute) if runs else ()
     by_name = group_by(tracks, lambda track: track.run.cell.schedule)
     return tuple(
@@ -380,8 +403,12 @@ def compare_schedules(
 
 
 def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
-    """One schedule's mean reward, at each C at which all its seeds were evaluated, against the
-    highest curve of the fixed cells there."""
+    """One schedule's mean reward against the highest curve of the fixed cells, at each C.
+
+    These are the C at which all its seeds were evaluated and a fixed cell has data. name: the
+    schedule's; seeds: its runs, at least one."""
+    # A target is the budget C for which an evaluation was made, the same for all seeds, while the
+    # rollouts by then may differ a little.
     # target 0, the base policy, is left out: it is the same for all
     shared = [evaluation for target, evaluation in evaluations_by_target(seeds).items() if target]
     C = np.array([evaluation.C for evaluation in shared])
@@ -426,9 +453,11 @@ def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTra
 def _gain_interval(
     estimate: SweepEstimate, C: FloatArray, rewards: FloatArray, num_seeds: int
 ) -> Interval | None:
-    """The interval of a schedule's mean gain over the best fixed n. C, rewards: float[points], the
-    schedule's. It combines the spread of the best fixed curve over the draws with how far the
-    schedule's runs may be off by chance; None without draws."""
+    """The interval of a schedule's mean gain over the best fixed n; None without draws.
+
+    It combines the spread of the best fixed curve over the draws with how far the schedule's runs
+    may be off by chance. C, rewards: float[points], the schedule's, at least one; num_seeds: how
+    many runs the rewards are the mean of."""
     if estimate.draws is None or estimate.intervals is None:
         return None
 

@@ -38,14 +38,20 @@ PARAMETERS = {"constant": ("b",), "linear": ("k", "b"), "sigmoid": ("L", "k", "l
 def fit_law_file(
     path: Path, filters: Sequence[str] = (), mode: str = "hierarchical"
 ) -> dict[str, Any]:
-    """Fit the law n*(C) to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1)
-    and rollouts (> 0). filters: rows to keep, such as ["model=7b"]; other columns only serve these.
-    mode: "hierarchical" chooses the form by AICc, "paper" fits the paper's sigmoid.
+    """Fit the law n*(C) to a file of frontier points, the best n at each of several budgets C.
+
+    path: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0). filters: rows to keep,
+    such as ["model=7b"]. Other columns serve these filters, and a warning where columns of text or
+    of SETTING_COLUMNS show that several settings are mixed. mode: "hierarchical" chooses the form
+    by AICc, "paper" fits the paper's sigmoid.
 
     Gives a document of plain values:
+    - kind ("points"), file, where (the filters), mode;
+    - points, distinct_n {n: points}, C_low, C_high;
     - n_star: the fields of Law, with aicc, intervals of the parameters, and band, the law's 90%
       interval along C; None where the points have two values of n, which determine no law;
-    - points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n), intervals, flags.
+    - rmse, of log2 n; intervals: how they were made (level, replicates, seed, method), None in mode
+      "paper"; flags: sentences.
 
     InputError for an unknown mode, or a file that cannot be used, with its line."""
     if mode not in MODES:
@@ -61,7 +67,7 @@ def fit_law_file(
     settings = _setting_columns(table)
     check_unique_rows(table, (*POINT_COLUMNS, *settings))
 
-    order = np.lexsort((n, C))
+    order = np.lexsort((n, C))  # by C, of equal C by n
     n = n[order]
     C = C[order]
     distinct_n = np.unique(n)
@@ -86,7 +92,9 @@ def fit_law_file(
 
 
 def _describe_no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
-    """The fields of the document for points with two values of n: no law, and the reason."""
+    """The fields of the document for points with two values of n: no law, and the reason.
+
+    C, n: float[points]."""
     ranges = [
         f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in np.unique(n)
     ]
@@ -96,16 +104,22 @@ def _describe_no_law(C: FloatArray, n: FloatArray) -> dict[str, Any]:
 
 
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
-    """The fields of the document for points with a law: the law, its misfit, intervals and flags.
-    C (rising), n: float[points]."""
+    """The fields of the document for points with a law: n_star, rmse, intervals and flags.
+
+    C (rising), n: float[points]. mode: a key of MODES."""
     log2_n = np.log2(n)
     n_max = float(n.max())
     # In mode paper the form is given, a sigmoid, and there is nothing to choose.
+    # choose_law takes log2 n, which in a sweep is a mean over replicates; fit_law takes n and
+    # averages its log2 over C itself.
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
     aicc = None if choice is None else choice.aicc
 
     residuals = n_star_law.log2_n_star(law, C) - log2_n
+    # no_effect, a field of a sweep's law (NStarFit), is False: points alone do not show it.
+    # n_star.intervals are those of the parameters; `intervals` states how they were made. Both stay
+    # None in mode "paper".
     document = {
         "n_star": {
             **asdict(law),
@@ -130,8 +144,10 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
 
 
 def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> Law:
-    """A law of the same form fitted to other points, float[points]. A line keeps its centre C0, so
-    that its b, the value there, is comparable. log2_n_cap: where a sigmoid saturates at most."""
+    """A law of the same form fitted to other points, float[points] each.
+
+    A line keeps its centre C0, so that its b, the value there, is comparable. log2_n_cap: the
+    log2 n at which a sigmoid saturates at most."""
     points = n_star_law.LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap)
     if law.form == "sigmoid":
         return n_star_law.fit_rising_sigmoid(points, REPLICATE_STARTS)
@@ -144,11 +160,13 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
-    """The 90% intervals of the law's parameters and of n*(C) along C, by a bootstrap over the
-    points: {"intervals": {name: [low, high]}, "band": [{C, low, high}]}."""
+    """The 90% intervals of the law's parameters and of n*(C), by a bootstrap over the points.
+
+    C (rising), log2_n: float[points]. Gives {"intervals": {name: [low, high]}, "band": [{"C": C,
+    "low": n, "high": n}, ...]}; the names are those of PARAMETERS, such as "k"."""
     # A draw in which all points have the same C has no slope, and is drawn again.
     rng = np.random.default_rng(SEED)
-    log2_n_cap = float(log2_n.max()) + 1
+    log2_n_cap = float(log2_n.max()) + 1  # as for the law itself: twice the largest n
     refitted_laws = []
     while len(refitted_laws) < REPLICATES:
         resampled = rng.integers(0, len(C), len(C))
@@ -173,8 +191,10 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
 
 
 def _setting_columns(table: DataTable) -> list[str]:
-    """The columns that describe the setting in which a point was measured: those of text, such as a
-    model's name, and those of SETTING_COLUMNS, whose values are numbers."""
+    """The names of the columns that describe the setting in which a point was measured.
+
+    These are columns of text, such as a model's name, and those of SETTING_COLUMNS, whose values
+    are numbers."""
 
     def is_text(name: str) -> bool:
         return all(
@@ -190,9 +210,10 @@ def _setting_columns(table: DataTable) -> list[str]:
 def _law_flags(
     C: FloatArray, n: FloatArray, law: Law, aicc: Mapping[str, float | None] | None
 ) -> Iterator[str]:
-    """What a reader of a law must know before believing it, a sentence each. C (rising), n:
-    float[points]; aicc: the score of each form, None for one with too few points; None in mode
-    "paper"."""
+    """What a reader of a law must know before believing it, a sentence each.
+
+    C (rising), n: float[points]. aicc: the score of each form, such as {"constant": -3.1, "linear":
+    -9.4, "sigmoid": None}, None for a form with too few points; None in mode "paper"."""
     distinct_n = np.unique(n)
     parameter_count = FORMS[law.form].parameter_count
     if len(distinct_n) == 1:

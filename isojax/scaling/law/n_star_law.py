@@ -116,8 +116,7 @@ def _fit_linear(points: LawPoints, falling: bool) -> Law:
 
 
 def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
-    """The sigmoid of least weighted squares; with `falling`, one that falls where that fits
-    better."""
+    """The sigmoid of least weighted squares; with `falling`, also one that falls may be taken."""
     rising_law = fit_rising_sigmoid(points)
     if not falling:
         return rising_law
@@ -195,12 +194,14 @@ def fit_n_star(
 ) -> NStarFit:
     """The law n*(C), the best n as a function of C, fitted to a frontier.
 
-    With draws, it is fitted to the replicates' mean log2 n* at MAX_LAW_POINTS budgets; the weight
-    of each is 1 / (the replicates' variance + that of the grid of n). no_effect: whether n makes no
-    difference; None in mode "paper", which does not test that and fits the paper's sigmoid.
-    n_largest: the largest n measured. target_count: at how many C the runs were evaluated, the
-    number of independent observations."""
-    # Where all cells are tied no n is the best, and there is nothing to fit.
+    With draws (replicates of the curves), it is fitted to their mean log2 n* at MAX_LAW_POINTS
+    budgets; the weight of each is 1 / (the replicates' variance + that of the grid of n).
+    no_effect: whether n makes no difference, so that the law is a constant; None in mode "paper",
+    which does not test that and fits the paper's sigmoid. n_largest: the largest n measured.
+    target_count: at how many C > 0 the runs were evaluated, the number of independent observations.
+    The result has a band only with draws, and aicc only where a form was chosen."""
+    # Where all cells are tied no n is the best, and there is nothing to fit; if that leaves fewer
+    # than two points, all count, with the n that leads first.
     leading = [p for p in frontier.points if not p.tied]
     if len(leading) < 2:
         leading = list(frontier.points)
@@ -215,6 +216,7 @@ def fit_n_star(
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
 
+    # Indices of evenly spread points of the frontier, both ends included.
     law_indices = spread_indices(len(n), MAX_LAW_POINTS)
     C_of_law = C[law_indices]
     log2_n = np.log2(n[law_indices])
@@ -245,14 +247,16 @@ def _best_n_band(draws: PosteriorSamples, C_of_points: Sequence[float]) -> tuple
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """log2 of the best n in each draw: C float[G] -> float[Q, G]. A cell competes by its curve, up
-    to CURVE_REACH_DECADES beyond its data."""
+    """log2 of the best n in each draw: C float[G] -> float[Q, G].
+
+    A cell competes by its curve, up to CURVE_REACH_DECADES beyond its data."""
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
 def most_common_n_law(n: ArrayLike) -> Law:
-    """The law where n makes no difference: a constant, the most frequent of the frontier's n,
-    int[points]."""
+    """The law where n makes no difference: a constant, the most frequent n of a frontier.
+
+    n: int[points], the frontier's; of equally frequent ones the smallest counts."""
     values, counts = np.unique(n, return_counts=True)
     return _constant(float(np.log2(values[counts.argmax()])))
 
@@ -264,14 +268,16 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
 
 
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
-    """The paper's law, a sigmoid, through a frontier's points: C > 0 and n >= 1, float[points].
-    log2 n is first averaged over `window` decades of C (0: not at all). The law saturates at most
-    at 2 n_max, where n_max is the largest n measured. A constant where n never changes."""
+    """The paper's law, a sigmoid, through a frontier's points; a constant where n never changes.
+
+    C > 0 and n >= 1: float[points], the points' budgets and measured n. log2 n is first averaged
+    over `window` decades of C (0: not at all). The law saturates at most at 2 n_max, where n_max is
+    the largest n measured."""
     x = np.log10(as_float64(C))
     log2_n = np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
         return _constant(float(log2_n[0]))
-    points = LawPoints(
+    points = LawPoints(  # + 1 in log2: twice n_max
         x=x,
         y=running_average(x, log2_n, window),
         w=np.ones_like(x),
@@ -288,10 +294,12 @@ def choose_law(
     observations: int | None = None,
     falling: bool = False,
 ) -> NStarFit:
-    """Choose and fit the form of n*(C) (constant, line or sigmoid) that points support: each form
-    is fitted by weighted least squares, and the one with the lowest AICc is taken.
+    """Choose and fit the form of n*(C) that points support: constant, line or sigmoid.
 
-    C, log2_n: float[points]; C > 0, and the n may be estimates that are not whole.
+    Each form is fitted by weighted least squares, and the one with the lowest AICc is taken.
+
+    C, log2_n: float[points]; C > 0. log2 n may be the mean of several estimates, and 2 to its power
+    no whole number.
     n_max: the largest n measured; a sigmoid saturates at most at 2 n_max.
     variance: float[points] > 0, of log2_n; None: unknown, and equal for all points. It is scaled up
     where even the richest form misses the points by more.
@@ -339,9 +347,12 @@ def choose_law(
 def _aicc_scores(
     mean_squares: Mapping[str, float], observation_count: int, variance: float | None
 ) -> dict[str, float]:
-    """AICc of each form, from its weighted mean square residual: -2 log likelihood + 2 p +
-    2 p (p + 1) / (N - p - 1), with p unknowns and N observations; infinite where N <= p + 1.
-    variance: that of log2 n; None: unknown, which is one more unknown."""
+    """AICc of each form: -2 log likelihood + 2 p + 2 p (p + 1) / (N - p - 1).
+
+    It has p unknowns and N observations, and is infinite where N <= p + 1. mean_squares: the
+    weighted mean square residual of each form that was fitted, in log2 n, above 0, such as
+    {"constant": 0.4, "linear": 0.1}. variance: that of log2 n; None: unknown, which is one more
+    unknown."""
     # A known variance is scaled up where even the richest form misses the points by more (QAICc).
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
     residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
@@ -363,8 +374,10 @@ def _aicc_scores(
 
 
 def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str]]:
-    """Flags, as (code, sentence), about parameters of a sigmoid that the data, from C_low to
-    C_high, do not determine: at a bound, or beyond the data. None for other forms."""
+    """Flags about parameters of a sigmoid that the data do not determine; no flag of other forms.
+
+    A flag is (code, sentence), its code "law_at_bound" or "law_beyond_data". C_low, C_high: the
+    range of C of the points to which the law was fitted."""
     if law.form != "sigmoid":
         return
 
@@ -395,9 +408,11 @@ def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
 
 
 def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
-    """The frontier of the cells with one batch size B = B_p n, and the law n*(M), the best n for
-    each number of updates M. curves: those of these cells; estimate: the fit of the whole sweep,
-    whose draws (sampled curves, if it has any) give the intervals."""
+    """The frontier of the cells with one batch size B = B_p n, and their law n*(M).
+
+    n*(M) is the best n for each number of updates M. curves: those of these cells, two or more;
+    estimate: the fit of the whole sweep, whose draws (sampled curves, if it has any) give the
+    intervals."""
     frontier = compute_frontier(curves)
     no_effect = estimate.no_effect
     draws = estimate.draws
@@ -421,14 +436,18 @@ def _fit_n_star_of_M(
     no_effect: bool | None,
     n_largest: int,
 ) -> NStarOfMFit:
-    """The law n*(M) at a fixed batch B, from points of its frontier: the form that AICc prefers,
-    which may fall. monotone_rejected is set where n* clearly rises and falls, so that no such law
-    describes it. no_effect and n_largest as in `fit_n_star`."""
+    """The law n*(M) at a fixed batch B, from points of its frontier: the form that AICc prefers.
+
+    The law may fall. monotone_rejected is set where n* clearly rises and falls, so that no such law
+    describes it. points: at rising C; draws: of the cells with this B alone; None: no
+    monotone_cost. no_effect: whether n makes no difference; None in mode "paper", which fits the
+    paper's sigmoid. n_largest: the largest n of these cells."""
     M = np.array([p.C for p in points]) / B
     n = np.array([p.n for p in points])
     if no_effect:
         return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
     if no_effect is None:
+        # M = C / B stands for C: both laws are functions of the logarithm alone.
         return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
 
     # The points of a frontier are correlated, and worth fewer than there are.
@@ -453,8 +472,11 @@ def _fit_n_star_of_M(
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
-    """How much reward the best monotone n(C), rising or falling, loses against the best n at each
-    C: float[Q], in each draw, the mean over the C that all cells reached."""
+    """How much reward the best monotone n(C) loses against the best n at each C: float[Q].
+
+    A monotone n(C) only rises or only falls. The loss is the mean, in each draw, over those of the
+    given C (float[G]) that all cells reached; 0 where there are none. draws: of cells that each
+    have another n."""
     reached_by_all = draws.is_measured(C).all(0)
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))
@@ -468,9 +490,10 @@ def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
 
 
 def best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
-    """The largest sum of rewards along G budgets, if the cell's index j may only rise: the maximum
-    of sum over g of rewards[q, j(g), g] over all non-decreasing j(g). float[Q, J, G] ->
-    float[Q]."""
+    """The largest sum of rewards along G budgets, if the cell's index j may only rise.
+
+    That is the maximum of the sum over g of rewards[q, j(g), g] over all non-decreasing j(g):
+    float[Q, J, G] -> float[Q]. Axis 1 is in order of n, budgets are in order of C."""
     # Dynamic programming. best_sum[q, j]: the largest sum of the paths that are at j so far.
     best_sum = rewards[:, :, 0]
     for g in range(1, rewards.shape[2]):

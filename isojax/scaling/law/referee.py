@@ -112,8 +112,9 @@ class Loss:
 
 
 def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
-    """The verdict of a sweep on each published law of LAWS: supported, excluded or cannot tell; ()
-    for an estimate without draws."""
+    """The verdict of a sweep on each published law of LAWS, in their order; () without draws.
+
+    A verdict is "supported", "excluded" or "cannot tell"; each has its reason in words."""
     if estimate.draws is None or estimate.intervals is None:
         return ()
 
@@ -144,9 +145,11 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
 
 
 def _nothing_compared(draws: PosteriorSamples) -> str | None:
-    """Why a sweep in which all cells began at the same reward shows nothing about n: no n, or only
-    one, has moved from it by more than FEW_HITS correct rollouts in an evaluation. None where two
-    have, or where the size of an evaluation is unknown."""
+    """Why a sweep in which all cells began at the same reward shows nothing about n; else None.
+
+    The reason is that no n, or only one, has moved from that reward by more than FEW_HITS correct
+    rollouts in an evaluation. None where two have, or where the size of an evaluation is
+    unknown."""
     if draws.rollouts is None:
         return None
 
@@ -173,9 +176,11 @@ def _nothing_compared(draws: PosteriorSamples) -> str | None:
 def _weigh(
     verdict: LawVerdict, evidence: Evidence, cells: ComparedCells, run_sd: float
 ) -> LawVerdict:
-    """The verdict with its outcome, by the shares of draws in which the law holds and fails; with
-    neither share large enough, the run that would tell most. Unchanged where the law could not be
-    judged (open_loss is None)."""
+    """The verdict with its outcome, by the shares of draws in which the law holds and fails.
+
+    With neither share large enough it has the run that would tell most. Unchanged where the law
+    could not be judged (evidence.open_loss is None). run_sd: the standard deviation of the reward
+    between runs of one cell."""
     if evidence.open_loss is None:
         return verdict
 
@@ -195,11 +200,14 @@ def _weigh(
 
 
 def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
-    """The rewards of all cells at the budgets at which values of n can be compared: those that at
-    least two n measured, and that every n reached to within CURVE_REACH_DECADES. Below its data a
-    cell competes by its curve, which starts at the base policy's reward. Evidence where there is
-    nothing to compare: one n, or too small a common range of C."""
+    """The rewards of all cells at the budgets at which values of n can be compared.
+
+    These are budgets that at least two n measured, and that every n reached to within
+    CURVE_REACH_DECADES. Below its data a cell competes by its curve, which starts at the base
+    policy's reward. Where there is nothing to compare (one n, or too small a common range of C),
+    Evidence that cannot be judged, with the reason and the run that is missing."""
     all_n = sorted({n for _, n in draws.keys})
+    # For each n the indices of its cells in draws.keys.
     cells_of_n = [[j for j, key in enumerate(draws.keys) if key[1] == n] for n in all_n]
     C_high = np.array([draws.C_high[j].max() for j in cells_of_n])  # [N]
     C_most = float(C_high.max())
@@ -285,7 +293,8 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
         missing = cells.run_of(HUNDREDS)
         return Evidence(f"no n of {HUNDREDS} or more was measured", missing_run=missing)
 
-    # The loss of the largest n against the smaller ones: below -EPSILON it is a lead.
+    # The loss of the largest n, the last of by_n, against those below HUNDREDS, the first of it. A
+    # negative loss is a lead, and one below -EPSILON makes a difference.
     upper_decade = cells.by_n[..., cells.C >= cells.C[-1] / 10]
     loss = Loss(
         lambda R: _best(R[:, :num_smaller]) - R[:, -1].mean(-1), upper_decade, limit=-EPSILON
@@ -299,13 +308,14 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
 def _judge_batch(cells: ComparedCells) -> Evidence:
     """The law that only B = B_p n matters holds where cells with the same B and different n have
     nearly the same reward."""
+    # Indices of the cells that compete at all budgets; those of one B may be compared.
     always_competing = (j for j in range(len(cells.keys)) if cells.competing[j].all())
     cells_of_B = group_by(always_competing, lambda j: cells.keys[j][0] * cells.keys[j][1])
     groups = [group for group in cells_of_B.values() if len(group) > 1]
     if sum(len(group) - 1 for group in groups) < MIN_PAIRS:
         text = f"fewer than {MIN_PAIRS} pairs of cells have one B_p n and different n"
-        # Propose a cell that makes a pair with a measured one: twice its B_p, half its n; of these
-        # the one with the smallest n.
+        # Propose a cell that makes a pair with a measured one: twice its B_p, half its n, at least
+        # 2; of these the one with the smallest n. Where all of them are measured, a measured cell.
         larger_B_p = {(2 * B_p, n // 2) for B_p, n in cells.keys if n % 2 == 0 and n > 2}
         new_cells = larger_B_p - set(cells.keys)
         B_p, n = min(new_cells, key=lambda key: key[1], default=cells.keys[0])
@@ -321,14 +331,16 @@ def _judge_batch(cells: ComparedCells) -> Evidence:
 
 
 def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float) -> DecidingRun:
-    """The run (a further seed of a measured cell) that would tell most about a law which the data
-    leave open. A run to C tells as much as the share of the variance of the loss, float[Q], that
-    its reward at C explains among the draws. Of the runs that explain at least NEARLY_ALL of what
-    the best one does, the one with the smallest C is taken. run_sd: the standard deviation between
-    runs of one cell, as noise of the new run."""
+    """The run that would tell most about a law which the data leave open.
+
+    It is a further seed of a measured cell. A run to C tells as much as the share of the variance
+    of the loss that its reward at C explains among the draws. Of the runs that explain at least
+    NEARLY_ALL of what the best one does, the one with the smallest C is taken. open_loss: float[Q],
+    the law's loss of reward in each draw; run_sd: the standard deviation of the reward between runs
+    of one cell, as noise of the new run."""
     deviations = open_loss - open_loss.mean()  # [Q]
     reward_deviations = cells.rewards - cells.rewards.mean(0)
-    covariance = np.einsum("qjg,q->jg", reward_deviations, deviations) / len(deviations)
+    covariance = np.einsum("qjg,q->jg", reward_deviations, deviations) / len(deviations)  # [J, G]
     measured_variance = cells.rewards.var(0) + run_sd**2
     explained = covariance**2 / measured_variance / max(float(deviations.var()), 1e-300)  # [J, G]
     # A run to C is also evaluated on its way, so that it explains at least as much as a shorter
