@@ -97,12 +97,15 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """The runs to train at the same time and the C to train each to, by the records so far: the
-        run with the most to do first; [] when the sweep is over. Example:
-        [(Cell(B_p=8, n=16, seed=0), 40960)]. Runs that failed are not trained further."""
+        """The runs to train at the same time and the C to train each to, by the records so far.
+
+        The run with the most to do comes first; [] when the sweep is over. Example:
+        [(Cell(B_p=8, n=16, seed=0), 40960)]. Runs that failed are not trained further. runs: the
+        records of this sweep, those of failed runs too."""
         seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
+        # So many runs at most are trained in a round: one for each (B_p, n), on average.
         max_cells = len({(c.B_p, c.n) for c in self.cells})
 
         # As long as some (B_p, n) has too few evaluations for a curve, such cells come first.
@@ -116,15 +119,18 @@ class AdaptivePolicy:
                 targets = _affordable_targets(ordered_steps, rollouts_left, max_cells)
 
         def longest_first(item: tuple[Cell, int]) -> tuple[int, Cell]:
+            """Sorting key of a cell and its target: minus the rollouts from C_reached to there."""
             cell, target = item
             return C_reached.get(cell, 0) - target, cell
 
         return sorted(targets.items(), key=longest_first)
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
-        """How the sweep's rollouts were spent, to be written as JSON: rollouts allowed, spent and
-        of the whole grid, the part of the grid that was saved, and for each (B_p, n) how many runs
-        it had, the C of the longest and the rollouts of all."""
+        """How the sweep's rollouts were spent, to be written as JSON.
+
+        {"allowed", "spent", "grid": rollouts, of the whole grid the last; "saved": the part of the
+        grid that was not spent; "cells": [{"B_p", "n", "runs": how many were trained, "C": of the
+        longest, "rollouts": of all of them}, ...]}."""
         evaluated_runs = [r for r in runs if r.points]
         runs_by_cell = group_by(evaluated_runs, lambda r: (r.cell.B_p, r.cell.n))
         rows = []
@@ -156,6 +162,7 @@ class AdaptivePolicy:
 
     @property
     def allowed_rollouts(self) -> int:
+        """Rollouts that the sweep may spend in all; without total_rollouts half of the grid."""
         return self.grid_rollouts // 2 if self.total_rollouts is None else self.total_rollouts
 
     @cached_property
@@ -170,14 +177,17 @@ class AdaptivePolicy:
         return sorted({int(positive_C_grid[i]) for i in nearest})
 
     def _evaluation_targets(self, cell: Cell) -> list[int]:
-        """The values of the grid of C that a run of this cell is evaluated for, without C = 0.
+        """The values of the grid of C that a run of this cell is evaluated for, rising, without 0.
+
         Where one update passes several of them, a single evaluation serves the largest."""
         target_by_update = {math.ceil(C / cell.B): C for C in self.C_grid if C > 0}
         return list(target_by_update.values())
 
     def _first_target(self, cell: Cell) -> int:
-        """The C from which on a run of this cell counts in decisions: it then has at least
-        INITIAL_EVALUATIONS evaluations, and has reached the lowest level."""
+        """The C from which on a run of this cell counts in decisions.
+
+        It then has at least INITIAL_EVALUATIONS evaluations, and has reached the lowest of the
+        values of C at which n*(C) is sought (C_levels)."""
         return max(self.C_levels[0], self._evaluation_targets(cell)[INITIAL_EVALUATIONS - 1])
 
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
@@ -189,8 +199,11 @@ class AdaptivePolicy:
         seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]],
         C_reached: Mapping[Cell, int],
     ) -> list[SweepStep]:
-        """For each (B_p, n) without a run that has reached its first target: train its first seed
-        to there. A run that got there and failed later counts, since its curve is known."""
+        """The steps that train the first seed of each (B_p, n) to its first target (_first_target).
+
+        There is none for a (B_p, n) of which a run has reached it; one that got there and failed
+        later counts, since its curve is known. seeds_by_cell: the runs that have not failed, by
+        (B_p, n), seeds in rising order; C_reached: rollouts of each run that was evaluated."""
         started_cells = {
             (cell.B_p, cell.n) for cell, C in C_reached.items() if C >= self._first_target(cell)
         }
@@ -211,8 +224,11 @@ class AdaptivePolicy:
         C_reached: Mapping[Cell, int],
         rollouts_left: int,
     ) -> Iterator[SweepStep]:
-        """All steps that `rollouts_left` could pay for: each run that has begun, and the next seed
-        of each (B_p, n), trained to each level; of one run by rising target."""
+        """All steps that `rollouts_left` could pay for, of one run by rising target.
+
+        They train each run that has begun, and the next seed of each (B_p, n), to each level (value
+        of C at which n*(C) is sought) that is MIN_EXTENSION times its C or more. seeds_by_cell and
+        C_reached as in _first_steps."""
         for cell_seeds in seeds_by_cell.values():
             started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
             for cell in cell_seeds[: started_count + 1]:
@@ -231,9 +247,11 @@ class AdaptivePolicy:
         possible_steps: Sequence[SweepStep],
         C_reached: Mapping[Cell, int],
     ) -> list[SweepStep]:
-        """The steps that are expected to make n*(C) more certain, each with its `worth`, the
-        highest first. Each (B_p, n) has a curve of its own here; cells of equal n are not pooled,
-        since too few data distinguish them early on."""
+        """The steps that are expected to make n*(C) more certain, each with its `worth`.
+
+        The highest worth comes first. Each (B_p, n) counts by its curve; cells of equal n are not
+        pooled, since too few data distinguish them early on. possible_steps: their targets are
+        C_levels; C_reached: rollouts of each run that was evaluated."""
         model = self._fit(runs)
         reward_draws = model.draws.rewards(self.C_levels)  # [Q draws, J cells, L levels]
         uncertainty = NStarUncertainty(
@@ -262,7 +280,9 @@ class AdaptivePolicy:
         return sorted(worthwhile_steps, key=lambda s: (-s.worth, s.cell, s.target))
 
     def _fit(self, runs: Sequence[RunRecord]) -> "_SweepModel":
-        """Fit the curves of all runs that have reached their first target."""
+        """Fit the curves of all runs that have reached their first target (_first_target).
+
+        InputError where they give no curve."""
         usable_runs = [
             r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)
         ]
@@ -294,10 +314,13 @@ def _order_steps(
     possible_steps: Sequence[SweepStep],
     C_reached: Mapping[Cell, int],
 ) -> list[SweepStep]:
-    """The steps to train next, the most important first. First come the cells whose longest run is
-    MAX_LAG times shorter than the longest of all; then the steps of highest `worth`. Where there
+    """The steps to train next, the most important first.
+
+    First come the cells whose longest run is MAX_LAG times shorter than the longest of all; then
+    the worthwhile steps, unless their worth is below MIN_RELATIVE_WORTH of the highest. Where there
     are neither, the runs that are furthest behind continue: the curves, which call no step
-    worthwhile, may be wrong."""
+    worthwhile, may be wrong. worthwhile_steps: by falling worth; possible_steps: of one run by
+    rising target, at least one; C_reached: rollouts of each run that was evaluated."""
     # The longest run of each (B_p, n), of equally long ones the smaller seed: later ones in this
     # order overwrite earlier ones.
     longest_runs = {
@@ -325,8 +348,10 @@ def _order_steps(
 def _affordable_targets(
     steps: Sequence[SweepStep], rollouts_left: int, max_cells: int
 ) -> dict[Cell, int]:
-    """Take steps in order as long as the rollouts that are left pay for them: at most one step of
-    each run and `max_cells` in all. Gives each run's target C."""
+    """The target C of each run whose step is taken: the steps in order, as far as rollouts last.
+
+    At most one step of each run is taken and `max_cells` in all. A step that costs more than what
+    is left is passed over; cheaper ones after it may still be taken."""
     targets: dict[Cell, int] = {}
     for step in steps:
         if len(targets) < max_cells and step.cell not in targets and step.cost <= rollouts_left:
@@ -375,11 +400,14 @@ class NStarUncertainty:
         return expected_distance.min(-1).mean(-1)
 
     def expected_reduction(self, predicted_rewards: FloatArray) -> float:
-        """How much less uncertain the best n is expected to be after one more evaluation, of a run
-        at a C where the draws predict these rewards, float[Q]; without the part that even an
-        evaluation that reveals nothing seems to gain, by chance."""
+        """How much less uncertain the best n is expected to be after one more evaluation.
+
+        predicted_rewards: float[Q], those that the draws predict for this evaluation. Left out is
+        the part that even an evaluation that reveals nothing seems to gain, by chance; so the
+        result may be negative. Its unit is that of the uncertainty, steps of the measured n."""
         # In row q, draw q is the truth, and is measured with noise. The weights of the row: how
         # well each draw explains that measurement, by a normal likelihood.
+        # [Q, Q]: the truth, then the draw that is weighed
         measured = predicted_rewards[:, None] + self._measurement_noise[:, None]
         z = (measured - predicted_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))

@@ -35,10 +35,12 @@ class PairedDifference:
 def paired_lead(
     a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str
 ) -> PairedDifference | None:
-    """How far the evaluations a (one for each seed) are above the evaluations b on the same
-    validation problems. The standard error is that over other problems and samples; pairing by
-    problem makes it small. None where some evaluation has no counts per problem, or the numbers of
-    samples differ."""
+    """How far the evaluations a are above the evaluations b on the same validation problems.
+
+    a, b: such as one for each seed, at least one; metric: such as "avg@4". The standard error is
+    that over other problems and samples; pairing by problem makes it small. None where some
+    evaluation has no counts of right answers per problem, or the numbers of samples differ.
+    InputError for different numbers of problems, or a single one."""
     sample_counts = {p.samples for p in (*a, *b)}
     counts_a = [correct_counts(p, metric) for p in a]
     counts_b = [correct_counts(p, metric) for p in b]
@@ -63,13 +65,15 @@ def paired_lead(
 
 
 def running_means(values: FloatArray, width: int) -> FloatArray:
-    """The mean of each `width` consecutive values."""
+    """The mean of each `width` consecutive values: float[N] -> float[N - width + 1], N >= width."""
     return np.convolve(values, np.full(width, 1 / width), mode="valid")
 
 
 def noise_sd(values_by_run: Sequence[FloatArray]) -> float:
-    """The standard deviation of one value around a smooth course, from its median distance to the
-    mean of its two neighbours; 0 for too few values. The median is not affected by single jumps."""
+    """The standard deviation of one value around a smooth course; 0 for too few values.
+
+    It follows from the median distance of a value to the mean of its two neighbours, which single
+    jumps do not affect. values_by_run: float[points] of each run, in order of C."""
     bends = [r[1:-1] - (r[:-2] + r[2:]) / 2 for r in values_by_run if len(r) > 2]
     if not bends:
         return 0.0
@@ -78,7 +82,9 @@ def noise_sd(values_by_run: Sequence[FloatArray]) -> float:
 
 
 def difference_sd(residuals_by_run: Sequence[FloatArray]) -> float:
-    """The standard deviation of one evaluation, from how much neighbouring residuals differ."""
+    """The standard deviation of one evaluation, from how much neighbouring residuals differ.
+
+    residuals_by_run: float[points] of each run, in order of C; 0 without neighbours."""
     differences = [np.diff(r) for r in residuals_by_run if len(r) > 1]
     if not differences:
         return 0.0
@@ -87,8 +93,9 @@ def difference_sd(residuals_by_run: Sequence[FloatArray]) -> float:
 
 
 def autocorrelation(residuals_by_run: Sequence[FloatArray]) -> float | None:
-    """Correlation of neighbouring residuals; None where there are no neighbours or the residuals
-    are rounding."""
+    """Correlation of neighbouring residuals; None without neighbours, or where all are rounding.
+
+    residuals_by_run: float[points] of each run, in order of C."""
     products = [r[1:] * r[:-1] for r in residuals_by_run if len(r) > 1]
     if not products:
         return None
@@ -99,8 +106,10 @@ def autocorrelation(residuals_by_run: Sequence[FloatArray]) -> float | None:
 
 
 def reduced_chi_square(residuals_by_run: Sequence[FloatArray]) -> float | None:
-    """The mean squared residual over the variance of one evaluation (by `difference_sd`): near 1
-    where the curves fit. None without neighbours, or where the residuals are rounding."""
+    """The mean squared residual over the variance of one evaluation: near 1 where the curves fit.
+
+    The variance is that of `difference_sd`. None without neighbours, or where the residuals are
+    rounding. residuals_by_run: float[points] of each run, in order of C."""
     evaluation_sd = difference_sd(residuals_by_run)
     if evaluation_sd <= _ROUNDING:
         return None

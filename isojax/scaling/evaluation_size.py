@@ -52,8 +52,10 @@ class EvaluationSize:
 
 
 def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
-    """How many rollouts an evaluation of these runs has: by its counts of right answers, otherwise
-    estimated from the rewards of each run."""
+    """How many rollouts an evaluation of these runs has, the fewest where they differ.
+
+    By its counts of right answers, where all evaluations have them; otherwise estimated from the
+    rewards of each run. metric: such as "avg@4"; tracks: at least one."""
     points = [p for t in tracks for p in t.run.points]
     sizes = [_rollouts_of(p, metric) for p in points]
     if sizes and all(sizes):
@@ -62,8 +64,9 @@ def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
 
 
 def _rollouts_of(point: EvalPoint, metric: str) -> int:
-    """The rollouts of an evaluation by its counts, problems x samples; of a metric such as best@k,
-    problems x groups of k samples. 0 where it has no counts."""
+    """The rollouts of an evaluation by its counts, problems x samples; 0 where it has no counts.
+
+    Of a metric such as best@k it is problems x groups of k samples."""
     counts = correct_counts(point, metric)
     parsed = parse_metric(metric)
     if not counts or parsed is None:
@@ -75,9 +78,10 @@ def _rollouts_of(point: EvalPoint, metric: str) -> int:
 
 
 def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
-    """How many rollouts an evaluation has, estimated from the rewards alone, for logs that do not
-    contain the number (see the top of this file). Arguments: the rewards of each run in order of
-    C, float[evaluations], in [0, 1]."""
+    """How many rollouts an evaluation has, estimated from the rewards alone.
+
+    For logs that do not contain the number (see the top of this file). rewards_of_runs: of each
+    run, in order of C, float[evaluations], in [0, 1]; at least one run."""
     values = np.unique(np.concatenate(rewards_of_runs))
     steps = np.diff(values)
     steps = steps[steps > SAME_REWARD]
@@ -90,6 +94,7 @@ def size_by_step(*rewards_of_runs: FloatArray) -> EvaluationSize:
     smallest = float(steps.min())
     common = _common_step(values, smallest)
     if common is not None:
+        # 0.99: equal but for the rounding of the log.
         was_seen = common > 0.99 * smallest  # two rewards differ by just this step
         step_text = "smallest step between" if was_seen else "common step of"
         source = f"by the {step_text} its rewards, {common:.3g}, {reason}"
@@ -113,8 +118,10 @@ def bends(rewards: FloatArray) -> FloatArray:
 
 
 def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
-    """The number N for which shares k / N would scatter around their neighbours as much as these
-    rewards do; None where most rewards equal the mean of their neighbours."""
+    """The number N for which shares k / N would scatter as much as these rewards do.
+
+    None where fewer than MIN_BENDS rewards, or fewer than half, differ from the mean of their two
+    neighbours. rewards_of_runs: as in `size_by_step`."""
     bend = np.concatenate([bends(rewards) for rewards in rewards_of_runs])
     middles = [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2]
     middle = np.clip(np.concatenate(middles or [bend]), 0, 1)  # the rewards that bend
@@ -128,9 +135,11 @@ def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
 
 
 def _common_step(values: FloatArray, smallest: float) -> float | None:
-    """The step 1 / N of which all differences between rewards are multiples; None where there is
-    none, or where the agreement may be rounding or chance. values: the distinct rewards, rising;
-    smallest: the smallest difference between two of them."""
+    """The step 1 / N of which all differences between rewards are multiples, such as 0.01.
+
+    None where there is none, or where the agreement may be rounding or chance. values: the distinct
+    rewards, float[values], rising; smallest: the smallest difference between two of them that is
+    above SAME_REWARD."""
     # Rewards that the log gives exactly, with few decimals: the greatest common divisor.
     decimals = _decimals(values)
     if decimals < MAX_DECIMALS:
@@ -152,7 +161,7 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
         most = multiple / (smallest - rounding)
         candidates = range(int(np.ceil(fewest)), int(most) + 1)
         # The share of all numbers that are near a multiple, and the probability that so many
-        # rewards are for some candidate; two of them are by construction.
+        # rewards are for some candidate; two of them, which differ by `smallest`, always are.
         p_near = 2 * rounding * most
         if p_near > MAX_CHANCE or p_near ** (distinct - 2) * len(candidates) > MAX_FALSE_STEP:
             continue
@@ -165,7 +174,9 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
 
 
 def _decimals(values: FloatArray) -> int:
-    """The number of decimals to which a log rounds its rewards; at most MAX_DECIMALS."""
+    """The number of decimals to which a log rounds its rewards, 1 to MAX_DECIMALS.
+
+    values: float[values]."""
     for decimals in range(1, MAX_DECIMALS):
         if np.abs(values - np.round(values, decimals)).max() <= SAME_REWARD / 10:
             return decimals

@@ -15,9 +15,10 @@ SEED = 0
 
 
 def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
-    """The interval (low, high) of the central share LEVEL of replicates, float[Q]. An infinite
-    bound is given as None, an open end; both are None if Q is 0. With `discrete`, the bounds are
-    two of the values themselves."""
+    """The interval (low, high) of the central share LEVEL of replicates, float[Q], some infinite.
+
+    An infinite bound is given as None, an open end; both are None if Q is 0. With `discrete`, the
+    bounds are two of the values themselves, such as measured n."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None
@@ -32,17 +33,21 @@ def central_interval(values: ArrayLike, discrete: bool = False) -> OpenInterval:
 
 
 def central_band(values: FloatArray, discrete: bool = False) -> tuple[FloatArray, FloatArray]:
-    """The lower and the upper bounds of the central share LEVEL, along the first axis: finite
-    replicates float[Q, ...] -> two float[...]."""
+    """The lower and the upper bounds of the central share LEVEL, along the first axis.
+
+    values: replicates float[Q, ...], finite, Q > 0 -> two float[...]. With `discrete`, the bounds
+    are two of the values themselves."""
     low, high = np.quantile(values, TAILS, axis=0, method="nearest" if discrete else "linear")
     return low, high
 
 
 def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatArray:
-    """Quantiles of the true share of correct rollouts, where a `share` of N rollouts was correct:
-    levels float[...] in (0, 1) -> float[...]. At 0.05 and 0.95 they are the bounds of Clopper and
-    Pearson (1934). The number of hits, share N, need not be whole. At 0 of N the upper bound is
-    3 / N, the rule of three; at N of N the lower one is 1 - 3 / N."""
+    """Quantiles of the true share of correct rollouts, where a `share` of N rollouts was correct.
+
+    share: in [0, 1]; rollouts: N > 0; levels: float[...] in (0, 1) -> float[...] in [0, 1]. At 0.05
+    and 0.95 they are the bounds of Clopper and Pearson (1934). The number of hits, share N, need
+    not be whole. At 0 of N the upper bound is 3 / N, the rule of three; at N of N the lower one is
+    1 - 3 / N."""
     u = np.asarray(levels, dtype=np.float64)
     hits = min(max(share * rollouts, 0.0), rollouts)
     misses = rollouts - hits
@@ -66,9 +71,11 @@ def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatAr
 def share_draws(
     share: float, rollouts: float, count: int, interval: tuple[float, float]
 ) -> FloatArray:
-    """Draws of the true share of correct rollouts, where a `share` of so many rollouts was correct:
-    its quantiles at evenly spaced levels, float[count], rising. The middle draw is the share, and
-    the draws' central interval is widened to contain `interval`."""
+    """Draws of the true share of correct rollouts, float[count], rising.
+
+    A `share` of so many rollouts was correct; the draws are quantiles of the true share at evenly
+    spaced levels. The middle draw is the share, and the draws' central interval is widened to
+    contain `interval`, (low, high)."""
     rank = np.arange(count)
     last = count - 1
     draws = share_quantiles(share, rollouts, (rank + 0.5) / count)
@@ -83,7 +90,8 @@ def share_draws(
 
 
 def share_interval(share: float, rollouts: float) -> tuple[float, float]:
-    """The interval of the true share of correct rollouts (central share LEVEL), where a `share` of
-    so many rollouts was correct; the share itself is inside."""
+    """The interval (low, high) of the true share of correct rollouts, at LEVEL.
+
+    A `share`, in [0, 1], of so many rollouts was correct; it is inside the interval."""
     low, high = share_quantiles(share, rollouts, TAILS).tolist()
     return min(low, share), max(high, share)

@@ -6,7 +6,7 @@ tests, of which one must find a change:
 
     shift    in some run, the median of three evaluations in a row differs from where the run
              began; a single correct rollout moves no median
-    common   all runs together differ from where they began, each from an evaluation of its own
+    common   all runs together differ from where they began, each from its reward at C = 0
     trend    over all runs, rewards rise or fall with C (Kendall's S)
     cells    rewards differ between cells (Kruskal and Wallis)
 
@@ -44,7 +44,7 @@ MIN_Z = 3.0  # of a trend, and of a difference between cells, in standard errors
 FALSE_SHIFTS = 0.005
 # Evaluations at C > 0 of a single run, to conclude that it has not learnt anything so far.
 MIN_OF_ONE_RUN = 5
-MIN_COMMON_RUNS = 6  # runs with an evaluation at C = 0 of their own, for the test "common"
+MIN_COMMON_RUNS = 6  # runs that were each evaluated at C = 0, for the test "common"
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
 MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
 # Shares (of updates, checks, responses, groups) from which on a cause is named.
@@ -83,9 +83,11 @@ class NothingLearnt:
 def find_nothing_learnt(
     cells: TracksByCell, metric: str, others: Sequence[RunTrack] = ()
 ) -> NothingLearnt | None:
-    """The level of a sweep in which nothing was learnt, and a sentence on it; None where something
-    was. cells: the runs of each (B_p, n); others: runs whose n changes along C, which may have
-    learnt something although the runs of fixed n did not."""
+    """The level of a sweep in which nothing was learnt, and a sentence on it; else None.
+
+    The level is the one reward around which all evaluations scatter. cells: the runs of each
+    (B_p, n), at least one; metric: such as "avg@4"; others: runs whose n changes along C, which may
+    have learnt something although the runs of fixed n did not."""
     groups = [list(seeds) for seeds in cells.values()]
     tracks = [t for seeds in groups for t in seeds]
     size = evaluation_size(tracks, metric)
@@ -103,8 +105,10 @@ def find_nothing_learnt(
 
 
 def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | None:
-    """The level of a single run, still in training, that has not learnt anything so far; None where
-    it has, or has too few evaluations to tell."""
+    """The level of a single run, still in training, that has not learnt anything so far.
+
+    None where it has, or has too few evaluations to tell: one at C > 0 is enough if all rewards are
+    equal, otherwise MIN_OF_ONE_RUN."""
     is_constant = np.ptp(track.R) <= SAME_REWARD
     fewest = 1 if is_constant else MIN_OF_ONE_RUN
     if int((track.C > 0).sum()) < fewest:
@@ -118,9 +122,11 @@ def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | 
 
 
 def sampling_sd(rewards: FloatArray) -> float | None:
-    """The standard deviation of an evaluation, where there are too few to estimate it from their
-    scatter: that of a share of ASSUMED_ROLLOUTS rollouts, since few logs have smaller evaluations.
-    None for rewards outside [0, 1], whose noise has no bound."""
+    """The standard deviation of an evaluation, where too few show it by their scatter.
+
+    It is that of a share of ASSUMED_ROLLOUTS rollouts, since few logs have smaller evaluations.
+    rewards: float[evaluations], at least one. None for rewards outside [0, 1], whose noise has no
+    bound."""
     if rewards.min() < 0 or rewards.max() > 1:
         return None
     mean = float(rewards.mean())
@@ -128,8 +134,10 @@ def sampling_sd(rewards: FloatArray) -> float | None:
 
 
 def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize) -> bool:
-    """Whether something was learnt: whether the rewards of runs, grouped by cell, move by a step or
-    more, and by more than noise, in one of the four tests at the top of this file."""
+    """Whether something was learnt, by one of the four tests at the top of this file.
+
+    The rewards must move by a step or more, and by more than noise. groups: the runs of each cell;
+    size: of one evaluation, from which the step and the noise follow."""
     runs = [run for group in groups for run in group]
     if np.ptp(np.concatenate([run.R for run in runs])) <= SAME_REWARD:
         return False
@@ -142,10 +150,12 @@ def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize
 
 
 def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
-    """The test "common": whether the runs together differ from where they began, by a gain that
-    would be too small to see in any one of them. A t-test of each run's mean reward less its reward
-    at C = 0. False where the size of an evaluation is not in the records, or where too few runs
-    have an evaluation at C = 0 of their own."""
+    """The test "common": whether the runs together differ from where they began.
+
+    It finds a gain that would be too small to see in any one of them, by a t-test of each run's
+    mean reward less its reward at C = 0. False where the size of an evaluation is not in the
+    records, where fewer than MIN_COMMON_RUNS have an evaluation at C = 0, or where these show fewer
+    than half as many different rewards, so that the runs share evaluations."""
     differences = [
         float(_trained(run).mean() - run.R[run.C == 0].mean())
         for run in runs
@@ -154,7 +164,7 @@ def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
     starts = {float(run.R[0]) for run in runs if run.C[0] == 0}
     if not size.is_known or len(differences) < MIN_COMMON_RUNS:
         return False
-    if len(starts) < MIN_COMMON_RUNS / 2:  # one evaluation, which all share
+    if len(starts) < MIN_COMMON_RUNS / 2:  # one evaluation, which all or most share
         return False
 
     mean = float(np.mean(differences))
@@ -169,9 +179,10 @@ def _trained(run: RewardPath) -> FloatArray:
 
 
 def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
-    """The test "shift": whether in some run the median of WINDOW evaluations in a row differs from
-    where the run began, by a step or more, and by more than noise would anywhere in all the
-    runs."""
+    """The test "shift": whether some run moves away from where it began.
+
+    The median of WINDOW evaluations in a row must differ from there by a step or more, and by more
+    than noise would anywhere in all the runs."""
     at_zero = [r for run in runs for r in run.R[run.C == 0]]
     base = float(np.mean(at_zero)) if at_zero else None
     noise = np.concatenate([bends(_trained(run)) for run in runs])
@@ -200,8 +211,11 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
 
 
 def _extreme_rewards(rewards: FloatArray, width: int) -> tuple[float, float]:
-    """The highest and the lowest reward that a run has for `width` evaluations in a row. Three in a
-    row have their median; two in a row only as much as both have."""
+    """The highest and the lowest reward that a run has for `width` evaluations in a row.
+
+    Three in a row have their median. Two in a row are high only as far as both are, and low only as
+    far as both are. rewards: float[evaluations], by rising C; width: 2 or WINDOW, and at most
+    len(rewards)."""
     windows = np.lib.stride_tricks.sliding_window_view(rewards, width)
     if width == WINDOW:
         medians = np.median(windows, axis=1)
@@ -218,8 +232,11 @@ class _Start:
 
 
 def _start_and_later(rewards: FloatArray, base: float | None) -> tuple[_Start, FloatArray]:
-    """The reward with which a run began, and the rewards of the evaluations after. It is the base
-    policy's reward or, where that is unknown (None), the median of the run's first evaluations."""
+    """The reward with which a run began, and the rewards of the evaluations after.
+
+    rewards: float[evaluations] at C > 0, by rising C. base: the base policy's reward, with which
+    the run then began; None where it is unknown: the median of the run's first evaluations counts,
+    and these are left out of the rewards after."""
     if base is not None:
         return _Start(base, 1.0), rewards
 
@@ -234,9 +251,11 @@ def _whole_step(step: float) -> float:
 
 
 def _has_trend(runs: Sequence[RewardPath], step: float) -> bool:
-    """The test "trend": whether rewards rise or fall with C, over all runs, by a step or more in
-    one of them. The score is Kendall's S: the pairs of evaluations of a run of which the later is
-    higher, less those of which it is lower, summed over the runs."""
+    """The test "trend": whether rewards rise or fall with C over all runs.
+
+    In one run at least the mean must change by a step or more from the first half to the second.
+    The score is Kendall's S: the pairs of evaluations of a run of which the later is higher, less
+    those of which it is lower, summed over the runs."""
     score = 0.0
     variance = 0.0
     changes = []  # of the mean reward, from the first half of a run to the second
@@ -260,8 +279,9 @@ def _has_trend(runs: Sequence[RewardPath], step: float) -> bool:
 
 
 def _merge_to_medians(rewards: FloatArray) -> FloatArray:
-    """The rewards of a run; those of a long one merged to MAX_TREND_POINTS medians, since it would
-    have too many pairs."""
+    """The rewards of a run, float[points]; of a long one MAX_TREND_POINTS medians of neighbours.
+
+    A long run would have too many pairs."""
     if len(rewards) <= MAX_TREND_POINTS:
         return rewards
     return np.array([np.median(part) for part in np.array_split(rewards, MAX_TREND_POINTS)])
@@ -278,8 +298,9 @@ def _kendall_variance(rewards: FloatArray) -> float:
 
 
 def _cells_differ(groups: Sequence[Sequence[RewardPath]], step: float) -> bool:
-    """The test "cells": whether rewards differ between cells (Kruskal and Wallis), and by a step or
-    more in their means."""
+    """The test "cells": whether rewards differ between cells, and by a step or more in their means.
+
+    It is the test of Kruskal and Wallis. groups: the runs of each cell."""
     rewards = [np.concatenate([_trained(run) for run in group]) for group in groups]
     rewards = [r for r in rewards if len(r)]
     if len(rewards) < 2 or np.ptp(np.concatenate(rewards)) <= SAME_REWARD:
@@ -309,9 +330,11 @@ def describe(
 ) -> NothingLearnt:
     """The level of runs in which nothing was learnt, its interval, and a sentence on them.
 
-    size: of one evaluation. opening: how the sentence begins, such as "no run learnt anything".
-    causes: its end (`find_causes`). reward_range: what 0 and 1 stand for on the user's scale, for
-    rewards that were scaled to [0, 1]."""
+    runs: with rewards in [0, 1], at least one. size: of one evaluation. metric: what the sentence
+    calls the reward, such as "avg@4". opening: how the sentence begins, such as "no run learnt
+    anything". causes: its end, clauses as `find_causes` gives them. reward_range: what 0 and 1
+    stand for on the user's scale, such as (0.0, 100.0), for rewards that were scaled to [0, 1]; the
+    sentence is on that scale, the numbers of the result are not."""
 
     def show(reward: float, form: str = ".4g") -> str:
         """A reward on the user's scale."""
@@ -370,8 +393,10 @@ def _describe_rewards(
     is_solved: bool,
     show: Callable[..., str],
 ) -> _SeenRewards:
-    """All rewards of the runs in a few words: all equal, a few above 0, or scattered around the
-    level. rewards: float[evaluations of all runs]; show: writes a reward on the user's scale."""
+    """All rewards of the runs in a few words: all equal, a few above 0, or around the level.
+
+    rewards: float[evaluations of all runs], in [0, 1]; level: their mean; show: writes a reward on
+    the user's scale, with a format such as ".3f" as its second argument."""
     count = len(rewards)
     of_several = f" of {run_count} runs" if run_count > 1 else ""
     of_runs = f"{count} {'evaluation' if count == 1 else 'evaluations'}{of_several}"
@@ -404,9 +429,10 @@ class _Outlier:
 
 
 def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) -> list[_Outlier]:
-    """The evaluations at C > 0 whose rewards are so far from the level that noise hardly explains
-    them: with probability FALSE_SHIFTS there is one among all evaluations by chance. rollouts: of
-    an evaluation."""
+    """The evaluations at C > 0 whose rewards noise around the level hardly explains.
+
+    With probability FALSE_SHIFTS there is one among all evaluations by chance. rollouts: of one
+    evaluation; need not be whole."""
     count = sum(len(_trained(run)) for run in runs)
     least_likely = FALSE_SHIFTS / (2 * count) if count else 0.0
     outliers = []
@@ -419,9 +445,10 @@ def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) ->
 
 
 def _tail(reward: float, level: float, rollouts: float) -> float:
-    """The probability of a reward this far from the level or further, on the same side, if each of
-    so many rollouts is correct with probability `level`: the tail of the binomial distribution,
-    continued to numbers of hits that are not whole."""
+    """The probability of a reward this far from the level or further, on the same side.
+
+    Each of so many rollouts is correct with probability `level`: it is the tail of the binomial
+    distribution, continued to numbers of hits that are not whole."""
     if abs(reward - level) <= SAME_REWARD:
         return 1.0
     if reward < level:  # by symmetry: the share of misses is above the level of misses
@@ -433,8 +460,10 @@ def _tail(reward: float, level: float, rollouts: float) -> float:
 def _describe_outliers(
     outliers: Sequence[_Outlier], level: float, show: Callable[[float], str]
 ) -> str:
-    """The evaluations that stand out, in words, and whether the change may be real; "" where there
-    are none. show: writes a reward on the user's scale."""
+    """The evaluations that stand out, in words, and whether the change may be real.
+
+    "" where there are none. level: in [0, 1], as the outliers' rewards are; show: writes a reward
+    on the user's scale."""
     if not outliers:
         return ""
 
@@ -459,8 +488,10 @@ def _describe_outliers(
 
 
 def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: EvaluationSize) -> float:
-    """The rollouts of an evaluation by which the level's interval is computed: its size, or fewer
-    where the rewards scatter around the level more than shares of so many rollouts would."""
+    """The rollouts of an evaluation by which the level's interval is computed.
+
+    That is the size of an evaluation, or fewer where the rewards scatter around the level more than
+    shares of so many rollouts would."""
     deviations = np.concatenate([np.abs(run.R - level) for run in runs])
     # The standard deviation by the median deviation, which for a normal distribution is 0.67 of it.
     scatter = float(np.median(deviations)) / float(norm.isf(0.25))
@@ -471,14 +502,18 @@ def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: Evaluati
 
 
 def find_causes(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Why nothing was learnt, as far as the training metrics of the records show it: clauses for
-    the end of a sentence; () where they show no cause."""
+    """Why nothing was learnt, as far as the records show it: clauses for the end of a sentence.
+
+    Such as "93% of the responses were cut off at the length limit (truncated)"; () where the
+    metrics of training and evaluations show no cause."""
     return tuple(_causes(runs))
 
 
 def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """The causes in turn: skipped updates, failed checks, responses cut off, answers that could not
-    be read, groups without a gradient."""
+    """The causes in turn, a clause each.
+
+    They are: skipped updates, failed checks of answers, responses cut off, answers that could not
+    be read, and groups (the n rollouts of a problem) without a gradient."""
     points = [p for run in runs for p in run.points]
     trained = [p.train for p in points if p.M > 0]
     evaluated = [p.metrics for p in points]
@@ -496,7 +531,7 @@ def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
     if truncated is not None and truncated >= MOST:
         yield f"{_share(truncated)} responses were cut off at the length limit (truncated)"
 
-    # Failed checks read no answer: where most failed, unread answers are no cause of their own.
+    # Failed checks read no answer: where most failed, unread answers are no further cause.
     parsed = _largest(_mean(trained, "parsed_fraction"), _mean(evaluated, "parsed_fraction"))
     if parsed is not None and parsed <= NEARLY_NONE and (failed is None or failed < MOST):
         yield f"{_share(parsed)} responses held an answer that could be read (parsed_fraction)"
@@ -527,8 +562,10 @@ def _largest(*shares: float | None) -> float | None:
 
 
 def _failed_share(runs: Sequence[RunRecord]) -> float | None:
-    """The share of the verifier's checks that failed: in training or at the evaluations, whichever
-    is larger; None where neither was recorded. A rollout is one check."""
+    """The share of the verifier's checks that failed; None where it was not recorded.
+
+    It is that in training or that at the evaluations, whichever is larger. A rollout is one check.
+    runs: each with at least one evaluation."""
     points = [p for run in runs for p in run.points]
     checks_in_training = sum(run.points[-1].rollouts for run in runs)
     failed_in_training = sum(p.train.get("verifier_failures", 0.0) for p in points)

@@ -41,9 +41,11 @@ def parse_metric(metric: str) -> EstimatorMetric | None:
 
 
 def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
-    """The right answers of each problem (with graded rewards, sums of rewards) from which the
-    metric is computed. () where the evaluation has none, has fewer samples than the metric's k, or
-    has sums of graded rewards that do not determine the metric."""
+    """The right answers of each problem, from which the metric is computed, such as (4, 0, 3).
+
+    With graded rewards, sums of rewards. () where the evaluation has none, has fewer samples than
+    the metric's k, or has sums of graded rewards that do not determine the metric, and for a metric
+    that counts do not determine, such as "train/reward"."""
     parsed = parse_metric(metric)
     if parsed is None or parsed.k > point.samples:
         return ()
@@ -56,8 +58,11 @@ def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
 
 
 def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
-    """The metric of each problem, from int[..., N] right answers of `samples` per problem:
-    float[..., N] in [0, 1]."""
+    """The metric of each of N problems: float[..., N] in [0, 1].
+
+    counts: int[..., N], right answers (with graded rewards, sums of rewards) of `samples` rollouts
+    per problem; metric: such as "best@4", its k at most `samples`. InputError for a metric that
+    counts do not determine."""
     parsed = parse_metric(metric)
     if parsed is None:
         raise InputError(
@@ -69,9 +74,10 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
-    """The metric of one evaluation: the recorded value, or for train/NAME the training metric, or
-    else computed from its counts. InputError where the evaluation has none of them; `source`, such
-    as the ledger's path, begins that message."""
+    """The metric of one evaluation: recorded, of training, or else computed from its counts.
+
+    InputError where the evaluation has none of them. metric: such as "avg@4", "hard/best@4" or
+    "train/entropy"; source: such as the ledger's path and line, begins that message."""
     if metric in point.metrics:
         return float(point.metrics[metric])
     training_name = metric.removeprefix(TRAIN_PREFIX)
@@ -91,7 +97,9 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
 
 
 def _describe_metrics(point: EvalPoint) -> str:
-    """The metrics that one evaluation has, in words."""
+    """The metrics that one evaluation has, in words, for a message.
+
+    Such as "avg@4, train/entropy and avg@k or best@k for k <= 4 from its counts"."""
     names = [*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]
     text = ", ".join(names) or "none"
 

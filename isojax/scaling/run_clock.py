@@ -10,8 +10,8 @@ from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 
 NEWTON_STEPS = 30
-# With fewer intervals between evaluations, the time of evaluations is not told from that of
-# rollouts.
+# With fewer intervals between evaluations, the time of evaluations is not distinguished from
+# that of rollouts.
 MIN_INTERVALS = 5
 MIN_ROLLOUT_SHARE = 0.1  # of a run's time, which its rollouts take at least
 _ROUNDING = 1e-9  # relative: numbers that differ by less are equal
@@ -33,12 +33,14 @@ class Clock:
     devices: FloatArray  # on which the run was trained
 
     def seconds(self, C: FloatArray | float) -> FloatArray:
-        """The seconds of wall clock that C rollouts take."""
+        """The seconds of wall clock that C rollouts take; one number, or float[cells]."""
         efolds = np.log(np.maximum(C / self.C_first, 1.0))
         return self.startup + C * self.per_rollout + efolds * self.per_efold
 
     def rollouts(self, seconds: FloatArray | float) -> FloatArray:
-        """The whole rollouts that these seconds are enough for; 0 where that is not known."""
+        """The whole rollouts that these seconds are enough for; 0 where that is not known.
+
+        One number, or float[cells]; it is a float, rounded down."""
         # Start from the C that the seconds would pay for if evaluations took no time: too much. The
         # seconds are convex in log C, so that Newton's steps in log C come from above, to the
         # solution, and never pass it.
@@ -51,9 +53,11 @@ class Clock:
 
 
 def run_clock(run: RunRecord) -> Clock | None:
-    """The clock of a run, fitted to the device hours of its evaluations at C > 0; None where these
-    were not recorded. Least squares, where the variance of the seconds between two evaluations is
-    proportional to the rollouts between them; the clock's seconds in all are those of the run."""
+    """The clock of a run (how long C rollouts take), fitted to its evaluations' device hours.
+
+    None where these were not recorded, or fewer than two evaluations are at C > 0. It is a fit of
+    least squares, where the variance of the seconds between two evaluations is proportional to the
+    rollouts between them; the clock's seconds in all are those of the run."""
     C = np.array([point.rollouts for point in run.points], dtype=np.float64)
     if len(run.device_hours) != len(C) or (C > 0).sum() < 2:
         return None
@@ -68,7 +72,7 @@ def run_clock(run: RunRecord) -> Clock | None:
 
     average = total / rollouts.sum()
     per_rollout = average
-    if len(rollouts) >= MIN_INTERVALS:
+    if len(rollouts) >= MIN_INTERVALS:  # otherwise rollouts take all the time
         # Divided by sqrt(rollouts), all intervals have the same variance.
         terms = np.stack([rollouts, efolds], axis=1) / np.sqrt(rollouts)[:, None]
         fitted, _ = nnls(terms, np.diff(seconds) / np.sqrt(rollouts))

@@ -34,7 +34,8 @@ class PredictionErrors:
     mean_error: float
     mean_absolute_error: float
     max_absolute_error: float
-    # The mean of the evaluations at the last END_POINTS values of C.
+    # Of the mean of the evaluations at the last END_POINTS values of C: its median, its interval
+    # [low, high] and the measured one.
     predicted_at_end: float
     interval_at_end: list[float | None]
     measured_at_end: float
@@ -50,8 +51,10 @@ class TriedPosterior(NamedTuple):
 
 
 def fit_with_trial(points: RunPoints) -> TriedPosterior:
-    """Draws of a run's curve that depart from it beyond the data, and the trial: how well the
-    points up to a quarter of the largest C predict the others.
+    """Draws of a run's curve that depart from it beyond the data, and the trial of such forecasts.
+
+    The trial is how well the points up to a quarter of the largest C predict the others. points: of
+    one run or of several seeds, sorted by seed and C.
 
     The variance of the departures is the mean of two: that of a prior (by DEPARTURE_SHARE), and the
     squared error of the trial, as far as it exceeds what the trial's draws left open. Where no
@@ -66,7 +69,8 @@ def fit_with_trial(points: RunPoints) -> TriedPosterior:
     if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:
         return TriedPosterior(replace(posterior, departure_sd=prior_sd), None)
 
-    # The squared error at the end, less the variance of the prediction itself.
+    # The squared error at the end, less the variance of the prediction itself. Here the draws have
+    # no departures; with those of the prior they give the errors of `trial`.
     tried = sample_posterior(visible)
     at_end = last_points(hidden)
     predicted = tried.evaluations(at_end).mean(-1)
@@ -106,7 +110,9 @@ def last_points(points: RunPoints) -> RunPoints:
 
 
 def median_curve(posterior: RunPosterior, C: FloatArray) -> FloatArray:
-    """The median reward at C, float[points]; between many points by interpolation."""
+    """The median reward of the draws at C, float[points] -> float[points].
+
+    At more than MAX_FITTED_POINTS different C it is interpolated between so many."""
     knots = np.unique(C)
     if len(knots) > MAX_FITTED_POINTS:
         knots = knots[np.linspace(0, len(knots) - 1, MAX_FITTED_POINTS).astype(int)]
@@ -114,8 +120,9 @@ def median_curve(posterior: RunPosterior, C: FloatArray) -> FloatArray:
 
 
 def prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> PredictionErrors:
-    """How far the draws of a curve are from points to which it was not fitted; interval_at_end
-    includes the noise of these points."""
+    """How far the draws of a curve are from points to which it was not fitted.
+
+    hidden: at least one point. interval_at_end of the result includes the noise of these points."""
     errors = median_curve(posterior, hidden.C) - hidden.R
     at_end = last_points(hidden)
     end_rewards = posterior.evaluations(at_end).mean(-1)

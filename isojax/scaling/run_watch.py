@@ -87,9 +87,11 @@ class RunWatch:
     def update(
         self, C: FloatArray, R: FloatArray, nothing: NothingLearnt | None = None
     ) -> WatchedRun:
-        """The forecast and the advice by the run's evaluations so far: C >= 0, rising, and R,
-        float[points] each, at least one point. nothing: given where these show that nothing was
-        learnt so far; the forecast is then that the reward stays at its level."""
+        """The forecast and the advice by the run's evaluations so far.
+
+        C >= 0, in rollouts, rising, and R, rewards in [0, 1]: float[points] each, at least one, all
+        evaluations from the first on. nothing: given where these show that nothing was learnt so
+        far; the forecast is then that the reward stays at its level."""
         C_of_looks = [share * self.C_end for share in LOOK_SHARES]
         looks = self._looks_up_to(C, R)
         last = looks[-1] if looks else None
@@ -121,7 +123,10 @@ class RunWatch:
         )
 
     def _looks_up_to(self, C: FloatArray, R: FloatArray) -> list[Look]:
-        """The looks that the run has passed, except those with too few evaluations up to there."""
+        """The looks (forecasts at set shares of C_end) that the run has passed, by rising C.
+
+        Left out are those with fewer than MIN_LOOK_POINTS evaluations at C > 0 up to there. C, R:
+        float[points], by rising C."""
         looks = []
         for share in LOOK_SHARES:
             C_look = share * self.C_end
@@ -141,9 +146,11 @@ class RunWatch:
     def _advise(
         self, rollouts_left: float, interval: Interval | None, looks_agree: bool, last: Look | None
     ) -> _Advised:
-        """Whether to stop the run or go on, with the reason. rollouts_left: to its planned end;
-        interval: the forecast of its last reward, None for none yet; looks_agree: whether the
-        forecasts at different looks (points of the run) agree; last: the newest look."""
+        """Whether to stop the run or go on, with the reason; never "raise n", which needs a sweep.
+
+        rollouts_left: to its planned end; interval: the forecast of its last reward, None for none
+        yet; looks_agree: whether the forecasts at different looks (points of the run) agree; last:
+        the newest look."""
         if rollouts_left == 0:
             return _Advised("stop", "the run has reached its end")
         if interval is None or last is None:
@@ -167,8 +174,10 @@ class RunWatch:
 
 
 def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
-    """The forecast of the reward at C_end from a run's evaluations so far, C and R
-    float[points]."""
+    """The forecast of the reward at C_end from a run's evaluations so far.
+
+    C, R: float[points], by rising C, of one run, with at least MIN_LOOK_POINTS different C > 0; its
+    last C is the look's."""
     one_seed = np.zeros(len(C), dtype=np.intp)
     posterior = fit_with_trial(RunPoints(C, R, one_seed)).posterior
     now, end = posterior.rewards(np.array([C[-1], C_end])).T

@@ -74,13 +74,15 @@ class SpendPolicy:
         return {cell.n: cell for cell in sorted(self.cells)}
 
     def pilots(self) -> list[Leg]:
-        """The pilots: one for each n, as long as each has MIN_PILOT_UPDATES updates within an equal
-        share of PILOT_SHARE of the budget. Where not even one has, the first part of a run of the
-        smallest n."""
+        """The pilots: short runs from C = 0, one for each of as many n as possible, smallest first.
+
+        Each must have MIN_PILOT_UPDATES updates within an equal share of PILOT_SHARE of the budget.
+        Where not even one n has, the first part of a run of the smallest n."""
         cells = list(self.by_n.values())
         # Fewer pilots have larger shares: the most for which each can make enough updates.
         for count in range(len(cells), 0, -1):
             share = PILOT_SHARE * self.total_rollouts / count
+            # the grid begins at C = 0: a share below its first C > 0 pays for no pilot
             C_end = max(C for C in self.C_grid if C <= share)
             able = [cell for cell in cells if C_end > 0 and share >= MIN_PILOT_UPDATES * cell.B]
             if len(able) >= count:
@@ -90,8 +92,10 @@ class SpendPolicy:
         return [Leg(cells[0], cells[0].n, C_start=0, C_end=C_first)]
 
     def next_leg(self, runs: Sequence[RunRecord], legs: Sequence[Leg]) -> Leg | None:
-        """The next leg: which run goes on, with which n, and to which C; None where the run is to
-        end. runs: the records so far; legs: all legs so far, pilots included, which have ended."""
+        """The next leg: which run goes on, with which n, and to which C; None where the run ends.
+
+        runs: the records of all runs so far; legs: all legs so far, in their order, at least one,
+        pilots included; they have ended, and the last C of each run is where its last leg ended."""
         C_reached = {run.cell: run.points[-1].rollouts for run in runs if run.points}
         failed = {run.cell for run in runs if run.failure_reason}
         candidates = [
@@ -133,8 +137,9 @@ class SpendPolicy:
         )
 
     def _best_continuation(self, draws: GrowthDraws, run: RunRecord, C_left: int) -> _Continuation:
-        """The n with which a run goes on best for the C_left rollouts that are left, and what it
-        then reaches in each draw."""
+        """The n with which a run goes on best for the C_left rollouts that are left.
+
+        With it, what the run then reaches and gains in each of Q draws of the model."""
         cell = run.cell
         now = draws.along(self._path(run))[:, -1]  # [Q], the run's reward so far
         # The less is left, the less can be gained by trying another n.
@@ -146,7 +151,9 @@ class SpendPolicy:
         return _Continuation(cell, n, end=best.end, gain=best.end - now)
 
     def fit(self, runs: Sequence[RunRecord]) -> GrowthDraws:
-        """The model of all runs so far."""
+        """The model of all runs so far: draws of the curve of each n, n in the order of by_n.
+
+        runs: the records of all runs, at least one trained beyond C = 0."""
         evaluated = [run for run in runs if run.points]
         # All runs begin with one policy: its evaluations count once.
         base_rewards = [p.metrics[self.metric] for p in evaluated[0].points if p.rollouts == 0]
@@ -163,12 +170,14 @@ class SpendPolicy:
         return tuple(forecasts)
 
     def _path(self, run: RunRecord) -> RunPath:
-        """The run's evaluations at C > 0, with the n that it had before each: n changes only at
-        evaluations."""
+        """The run's evaluations at C > 0, with the n that it had before each, as an index of by_n.
+
+        n changes only at evaluations."""
         points = [p for p in run.points if p.rollouts]
         C = np.array([0, *(p.rollouts for p in points)])
         M = np.array([0, *(p.M for p in points)])
-        # Between two evaluations, rollouts / updates = B_p n.
+        # Between two evaluations, rollouts / updates = B_p n. searchsorted gives the index of n,
+        # since by_n is in rising order of n, all with one B_p.
         n = np.diff(C) // np.diff(M) // run.cell.B_p
         return RunPath(
             n_index=np.searchsorted(list(self.by_n), n),
@@ -178,8 +187,9 @@ class SpendPolicy:
 
 
 def _cells_to_go_on(legs: Sequence[Leg]) -> list[Cell]:
-    """The runs from which the next leg may go on: after the pilots (legs without a forecast) each
-    of them, later only the run of the last leg."""
+    """The runs from which the next leg may go on, given all legs so far.
+
+    After the pilots (legs without a forecast) each of them, later only the run of the last leg."""
     if legs[-1:] and legs[-1].expected is not None:
         return [legs[-1].cell]
     return sorted({leg.cell for leg in legs if leg.expected is None})

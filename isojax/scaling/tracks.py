@@ -42,10 +42,11 @@ TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its s
 
 
 def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunTrack]:
-    """The tracks of runs (the compute C and the metric of each evaluation, as arrays), in order of
-    their cells. metric: such as "avg@4"; compute: the unit of C, one of COMPUTE_UNITS. InputError
-    where runs do not belong to one sweep, were evaluated on different problems, or lack the
-    metric."""
+    """The tracks of runs, in order of their cells: C and the metric of each evaluation, as arrays.
+
+    metric: such as "avg@4"; compute: the unit of C, one of COMPUTE_UNITS. InputError where there is
+    no run, and where runs do not belong to one sweep, were evaluated on different problems, or lack
+    the metric."""
     if not runs:
         raise InputError(
             found="no run to fit",
@@ -54,6 +55,7 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
         )
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
 
+    # A sentence where two runs are of one cell and seed, or have different settings.
     conflict = next(run_conflicts(sorted_runs), None)
     if conflict is not None:
         raise InputError(conflict)
@@ -63,8 +65,10 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
 
 
 def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
-    """InputError where evaluations have different numbers of validation problems, in the main set
-    or in that of the metric: they could not be paired."""
+    """InputError where evaluations have different numbers of validation problems.
+
+    They could not be paired. The main set is checked, and the extra set that a metric such as
+    "hard/avg@4" names. Evaluations without counts of right answers are not."""
     parsed = parse_metric(metric)
     set_names = dict.fromkeys(("", parsed.problem_set if parsed else ""))  # "": the main set
 
@@ -76,7 +80,7 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
                 if counts:
                     source_by_size[len(counts)] = run.source or run.cell.name
 
-        if len(source_by_size) > 1:
+        if len(source_by_size) > 1:  # the message names the two smallest numbers
             (a, first), (b, second), *_ = sorted(source_by_size.items())
             problem_set = f"problems of the set {name!r}" if name else "validation problems"
             raise InputError(
@@ -87,10 +91,12 @@ def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
 
 
 def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
-    """The track of one run: the compute C and the metric of each evaluation, as arrays. For a
-    training metric (train/NAME) the evaluation before the first update, which has none, is left
-    out. InputError, with file and line, where there is no evaluation, one lacks the metric or has
-    it outside [0, 1], or C does not rise."""
+    """The track of one run: the compute C and the metric of each evaluation, as arrays.
+
+    metric: such as "avg@4"; compute: the unit of C, one of COMPUTE_UNITS. For a training metric
+    (train/NAME) the evaluation before the first update, which has none, is left out. InputError,
+    with file and line, where there is no evaluation, one lacks the metric or has it outside [0, 1],
+    or C does not rise."""
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
         run = select_points(run, _points_with_training(run, metric.removeprefix(TRAIN_PREFIX)))
@@ -120,15 +126,18 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
 
 
 def _points_with_training(run: RunRecord, name: str) -> slice:
-    """The evaluations from the first one on that has this training metric, or comes after an update
-    and so should have it."""
+    """The evaluations from the first one on that has this training metric, such as "entropy".
+
+    One that comes after an update should have it, and counts in any case."""
     has_value = [p.M > 0 or name in p.train for p in run.points]
     first = has_value.index(True) if any(has_value) else len(run.points)
     return slice(first, None)
 
 
 def _check_rising(C: FloatArray, compute: str, locations: Sequence[str]) -> None:
-    """InputError where C, float[points], does not rise from evaluation to evaluation."""
+    """InputError where C, float[points], does not rise from evaluation to evaluation.
+
+    compute: the unit of C; locations: the file and line of each evaluation, for the message."""
     for i in range(len(C)):
         is_rising = C[i] > C[i - 1] if i else C[i] >= 0
         if np.isfinite(C[i]) and is_rising:
@@ -147,9 +156,10 @@ def _check_rising(C: FloatArray, compute: str, locations: Sequence[str]) -> None
 
 
 def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
-    """The compute at each evaluation, float[points], in the unit `compute`. Device hours count from
-    the base policy's evaluation on, so that start-up does not count. InputError for an unknown
-    unit, and where device hours were not recorded."""
+    """The compute at each evaluation, float[points], in the unit `compute`, one of COMPUTE_UNITS.
+
+    Device hours count from the base policy's evaluation on, so that start-up does not count.
+    InputError for an unknown unit, and where device hours were not recorded."""
     if compute not in COMPUTE_UNITS:
         raise InputError(
             where="compute",
@@ -180,7 +190,9 @@ def fixed_runs(runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def require_fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """`fixed_runs`; InputError where there are runs, and all have a schedule."""
+    """The runs whose B_p and n stay; InputError where there are runs, and none is such.
+
+    The others have a schedule, by which n changes along C."""
     if runs and all(run.cell.schedule for run in runs):
         names = ", ".join(sorted({run.cell.schedule for run in runs}))
         hint = "Add sweep.B_p and sweep.n."
@@ -236,8 +248,11 @@ class SharedEvaluations(NamedTuple):
 
 
 def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, SharedEvaluations]:
-    """The evaluations of a cell's seeds by their target of C, for the targets at which all seeds
-    were evaluated, rising; with the means of C and reward over the seeds."""
+    """The evaluations of a cell's seeds by their target, with the means of C and reward over them.
+
+    A target is the budget C that an evaluation answers (EvalPoint.target), 0 for the base policy;
+    C itself may differ a little between seeds. It has the targets for which all seeds were
+    evaluated, rising. seeds: at least one."""
     by_seed = [
         {p.target: (p, C, R) for p, C, R in zip(t.run.points, t.C, t.R, strict=True)} for t in seeds
     ]

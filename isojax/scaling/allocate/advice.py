@@ -95,7 +95,7 @@ def _seed_risk(fit: FitResult, curve: FittedCurve) -> Risk | None:
 
 def _run_sd_risk(fit: FitResult) -> Risk | None:
     """The risk that the spread between seeds was assumed, as the runs do not show it; else None."""
-    # How the spread was found, in words: "assumed: ..." where it was.
+    # How the spread was found, in words: "assumed (...)" where it was.
     if fit.intervals is None or not fit.intervals.run_sd_source.startswith("assumed"):
         return None
     text = f"the spread between seeds, {fit.intervals.run_sd:.3f}, is assumed"

@@ -104,7 +104,7 @@ def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
     """Flags about the intervals: an assumed spread between seeds, few draws, unsettled draws.
 
     Draws have not settled where their Markov chains have not converged."""
-    # How the spread was found, in words: "assumed: ..." where it was not measured.
+    # How the spread was found, in words: "assumed (...)" where it was not measured.
     if intervals.run_sd_source.startswith("assumed"):
         text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
         yield _warning("run_sd_assumed", text)
@@ -386,8 +386,9 @@ def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
     """The fit with a flag for each run that broke, and with verdicts that count these runs.
 
-    These flags come first, or right after the flag that nothing was learnt. health: the runs that broke, and whether they were left out of this fit. The verdicts of
-    stability of each B_p then count the runs that were left out, too."""
+    These flags come first, or right after the flag that nothing was learnt. health: the runs that
+    broke, and whether they were left out of this fit. The verdicts of stability of each B_p then
+    count the runs that were left out, too."""
     # A broken run that was left out does no harm any more; one that was fitted distorts the fit.
     severity = "warning" if health.left_out else "error"
     health_flags = [

@@ -43,8 +43,8 @@ class LedgerCheck:
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     """Read every ledger below `paths`; list what `isojax fit` would refuse, and what limits it.
 
-    paths: folders of sweeps or of cells, or records.jsonl files. InputError where there is no ledger. Where no run can be
-    read, the metric is ""."""
+    paths: folders of sweeps or of cells, or records.jsonl files. InputError where there is no
+    ledger. Where no run can be read, the metric is ""."""
     runs: list[RunRecord] = []
     errors: list[str] = []
     notes: list[str] = []
