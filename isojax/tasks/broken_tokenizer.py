@@ -31,14 +31,14 @@ def refuse_pointers(folder: Path) -> None:
 
 def refuse_broken_file(folder: Path) -> None:
     """Called when the tokenizer in a folder could not be read: InputError for the first of its
-    files that is a pointer of Git LFS or no complete JSON. Returns where no file is broken in this
-    way."""
+    files that is a pointer of Git LFS (a small text in place of a large file) or no complete JSON.
+    Returns where no file is broken in this way."""
     refuse_pointers(folder)
     for file in [*_vocabulary_files(folder), *(folder / name for name in TOKEN_NAME_FILES)]:
         refuse_pointer(file)
         if file.suffix != ".json" or not file.is_file():
             continue
-        with suppress(OSError, RecursionError):
+        with suppress(OSError, RecursionError):  # of a file that cannot be judged here
             try:
                 json.loads(file.read_bytes())
             except ValueError as e:  # UnicodeDecodeError too

@@ -99,7 +99,7 @@ def _forged() -> CheckWorkerLost:
 def _parse_answer(reply: Any) -> CheckAnswer:
     """The answer of a process, from its parsed JSON: the fields of a Verdict and is_worn, as a list
     (made in `_run_batches`). CheckWorkerLost where it has any other form, since something else may
-    have written it."""
+    have written it. The order of the list is that of Verdict's fields, with is_worn last."""
     match reply:
         case [
             bool(correct),
@@ -137,6 +137,9 @@ class CheckWorker:
     def __init__(
         self, verifier: str | Mapping[str, str], memory_bytes: int, timeout: float
     ) -> None:
+        """A worker whose process starts with `start` or its first checks. verifier: as
+        cell.verifier.use, "math" or {a score's name: "math", ...}; memory_bytes: that the process
+        may write to; timeout: of each check, in seconds."""
         self._verifier = verifier
         self._memory_bytes = memory_bytes
         self._timeout = timeout
@@ -155,6 +158,7 @@ class CheckWorker:
                     memory_bytes=self._memory_bytes,
                 )
                 self._send(settings)
+                # Its answer is an error's text, empty where it is ready.
                 error = str(self._receive(settings.nonce, START_TIMEOUT))
             except (CheckWorkerLost, OSError) as e:
                 # The last line of what it printed, a traceback's, may say why.
@@ -172,7 +176,8 @@ class CheckWorker:
 
     def _restart(self, cancelled: threading.Event) -> None:
         """Start the process, in several attempts: the machine may be short of memory or time for a
-        moment."""
+        moment. The last attempt's InputError or OSError is raised; so is that of any attempt once
+        `cancelled` is set, which ends the pause after it."""
         for attempt in range(MAX_STARTS):
             try:
                 return self.start()
@@ -186,9 +191,12 @@ class CheckWorker:
         """Verdicts of a batch, in order, up to a check that ends the process; `cancelled` ends
         attempts to start it.
 
-        The last of them may be of a check that was repeated, in a new process: whoever calls this
-        sends the rest of the batch again.
+        There may be fewer verdicts than requests: whoever calls this sends the rest of the batch
+        again. The last of them may be of a check that was repeated, in a new process, since its
+        failure (REPEATED_FAILURES) may be an earlier check's fault. All must be taken before the
+        worker is used again.
         """
+        # Not strict: `_run_batch` may stop early.
         for request, verdict in zip(batch, self._run_batch(batch, cancelled), strict=False):
             if verdict.failure in REPEATED_FAILURES and not cancelled.is_set():
                 yield next(self._run_batch([request], cancelled))
@@ -203,7 +211,7 @@ class CheckWorker:
         requests = [NoncedRequest(secrets.token_hex(8), request) for request in batch]
         try:
             self._send_batch(requests, cancelled)
-            for nonced in requests:
+            for nonced in requests:  # answers come in the order of the requests
                 answer = _parse_answer(self._receive(nonced.nonce, self._timeout))
                 if answer.is_worn:
                     self.stop()
@@ -234,8 +242,9 @@ class CheckWorker:
         self._process.socket.sendall(pickle.dumps(message))
 
     def _receive(self, nonce: str, timeout: float) -> Any:
-        """The answer to `nonce`, as JSON has it; CheckWorkerLost where it does not come in time, or
-        cannot come any more."""
+        """The answer to `nonce`, as JSON has it: a text to WorkerSettings, a list to a request
+        (`_parse_answer`). CheckWorkerLost where it does not come within `timeout` seconds, cannot
+        come any more, or another line comes."""
         line = self._receive_line(timeout)
         line_nonce, _, message = line.partition(b" ")
         if line_nonce != nonce.encode():
@@ -247,7 +256,9 @@ class CheckWorker:
 
     def _receive_line(self, timeout: float) -> bytes:
         """The next line that the process writes, without its end; CheckWorkerLost where none comes
-        within `timeout` seconds, or the process has ended."""
+        within `timeout` seconds, or the process has ended. What comes behind the line stays in
+        _receive_buffer for the next call. A line of more than MAX_REPLY_BYTES is cut, so that
+        nobody can fill the memory; the nonce or JSON of such a line is refused later."""
         assert self._process is not None
         connection = self._process.socket
         deadline = time.monotonic() + timeout
@@ -276,6 +287,8 @@ class CheckWorker:
         return line
 
     def _describe_exit(self) -> CheckWorkerLost:
+        """The exception to raise for a process that has ended: of the kind "machine" where SIGKILL
+        ended it, else "crash"."""
         assert self._process is not None
         try:
             code = self._process.popen.wait(0.5)
@@ -305,7 +318,8 @@ class CheckWorker:
 
 def serve(connection: socket.socket) -> None:
     """Run in the process: load the verifier that the CheckWorker names, then answer its requests
-    until it closes the connection. This is the `serve` that GuardedProcess calls."""
+    until it closes the connection. This is the `serve` that GuardedProcess calls. The first message
+    is WorkerSettings; its answer is "" where the verifier is loaded, else an error's text."""
     with connection.makefile("rb") as reader:
         settings: WorkerSettings = pickle.load(reader)
         try:
@@ -329,8 +343,8 @@ def serve(connection: socket.socket) -> None:
 
 
 def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> None:
-    """Check batch after batch and reply to each request with a line, until the connection
-    closes."""
+    """Check batch after batch and reply to each request with a line, until the connection closes.
+    reader: reads the connection, from which batches of NoncedRequest come as pickles."""
     process_id = os.getpid()
     first_free = _lowest_free_descriptor(connection)
     while True:
@@ -349,10 +363,12 @@ def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> N
                 os._exit(0)  # a child that a check forked and that came back here
             is_short = verdict.failure in ("machine", "memory")
             is_worn = is_short or _lowest_free_descriptor(connection) > highest_free
+            # After an answer with is_worn the worker ends this process.
             _reply(connection, nonce, [*verdict, is_worn])
 
 
 def _lowest_free_descriptor(connection: socket.socket) -> int:
+    """The number that the next file to be opened gets; sys.maxsize where none is free."""
     try:
         descriptor = os.dup(connection.fileno())
     except OSError:
@@ -364,7 +380,7 @@ def _lowest_free_descriptor(connection: socket.socket) -> int:
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
     """The verdict of a check. A check that raises gets a verdict with a failure: "memory",
     "machine" (the machine is short of something), "input" (the problem cannot be judged) or
-    "error"."""
+    "error". prompt: as the model reads it. What is returned holds plain data alone, for JSON."""
     try:
         returned: Any = check(problem, prompt, response)
         if not isinstance(returned, tuple):

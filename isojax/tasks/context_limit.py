@@ -28,7 +28,8 @@ def model_positions(folder: Path) -> int | None:
 
 def describe_excess(folder: Path, sampling: SamplingConfig) -> str | None:
     """A warning where the longest prompt and response together, P + T tokens, are more than the
-    model in the folder has positions; None where they fit, or where config.json does not tell."""
+    model in the folder has positions; None where they fit, or where config.json does not tell.
+    sampling: gives P = prompt_length and T = response_length."""
     P = sampling.prompt_length
     T = sampling.response_length
     limit = model_positions(folder)

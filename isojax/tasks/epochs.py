@@ -39,9 +39,11 @@ class EpochOrder(Iterator[np.ndarray]):
         first_epoch: int = 0,
     ):
         """Make the order of the training problems from the batch `first_batch` on, in batches of
-        B_p; InputError where B_p exceeds num_problems.
+        B_p (problems per batch); InputError where B_p exceeds num_problems. seed: the run's; with
+        the number of an epoch it fixes the epoch's order.
 
-        drop_above: a share of correct rollouts (class docstring); None: leave out no problem.
+        drop_above: a share of correct rollouts from 0 to 1 (class docstring); None: leave out no
+        problem.
 
         saved_state: what `state_dict` returned after `first_batch` batches; needed where problems
         may be left out. With first_batch = 0 only its counts of rewards are used, to begin an
@@ -80,6 +82,7 @@ class EpochOrder(Iterator[np.ndarray]):
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None and (first_batch or batches_ahead):
             positions: list[EpochPosition] = []
+            # One for each unrecorded batch, the oldest first, and that of the next batch at last.
             for epoch, batch_index, excluded_indices in saved_state["positions"]:
                 excluded = np.isin(np.arange(num_problems), excluded_indices)
                 positions.append(EpochPosition(epoch, batch_index, excluded))
@@ -110,8 +113,9 @@ class EpochOrder(Iterator[np.ndarray]):
         return float(self._position.excluded.mean())
 
     def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
-        """Record the rewards of the k oldest unrecorded batches, i[k * B_p]: per problem, the sum
-        over n rollouts."""
+        """Record the rewards of the k oldest unrecorded batches. problem_index: i[k * B_p], as
+        `next` gave them; reward_sums: f[k * B_p], for each of these the sum over its n rollouts.
+        Only with `drop_above`."""
         np.add.at(self.reward_sums_by_problem, problem_index, reward_sums)
         np.add.at(self.rollout_counts, problem_index, n)
         for _ in range(len(problem_index) // self.B_p):
@@ -119,7 +123,9 @@ class EpochOrder(Iterator[np.ndarray]):
 
     def state_dict(self) -> dict[str, Any] | None:
         """What an order needs to continue after the recorded batches, for JSON; None where their
-        number is enough."""
+        number is enough. "positions": [epoch, batch_index, [excluded problems]] of each unrecorded
+        batch and of the next one; "correct" and "rollouts": sum of rewards and number of rollouts
+        of each problem."""
         if self.drop_above is None:
             return None
         positions: list[tuple[int, int, list[int]]] = []
@@ -145,12 +151,14 @@ class EpochOrder(Iterator[np.ndarray]):
             self._move_to(EpochPosition(epoch, batch_index, self._problems_to_drop()))
 
     def _move_to(self, position: EpochPosition) -> None:
+        """Go to a position, and shuffle its epoch, without the problems that it leaves out."""
         self._position = position
         order = np.random.default_rng([self.seed, position.epoch]).permutation(self.num_problems)
         self._epoch_order = order[~position.excluded[order]]
         self._batches_per_epoch = len(self._epoch_order) // self.B_p
 
     def _problems_to_drop(self) -> np.ndarray:
+        """bool[problems]: whether the epoch that begins now leaves a problem out."""
         if self.drop_above is None:
             return np.zeros(self.num_problems, bool)
         solve_rate = self.reward_sums_by_problem / np.maximum(self.rollout_counts, 1)

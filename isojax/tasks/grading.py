@@ -72,8 +72,9 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None
     ) -> None:
         """Make a grader for one response to each entry of `problems`. grade: judges responses
-        (GradeFunction); reply: gives the task's replies to unfinished responses, for a task of
-        turns; None for other tasks."""
+        (GradeFunction), such as TextTask.grade_tokens; reply: gives the task's replies to
+        unfinished responses, for a task of turns, such as TextTask.reply_tokens; None for other
+        tasks. Entry i of `problems` is the problem of rollout i."""
         self._grade = grade
         self._problems = problems
         self._reply = reply
@@ -95,8 +96,9 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
     def add_responses(
         self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]
     ) -> None:
-        """Add responses i32[its length] to problems[i], i of `rollout_indices`; raises what grading
-        has raised."""
+        """Add responses i32[its length] to problems[i], i of `rollout_indices`, in the same order;
+        raises what grading has raised. No response may be added twice. They are graded later, in
+        the thread."""
         while self._futures and self._futures[0].done():
             self._futures.popleft().result()
         for index, response in zip(rollout_indices, tokens, strict=True):
@@ -107,7 +109,7 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """What the task replies to responses to problems[i], i of `rollout_indices`, whose turns
-        have ended."""
+        have ended: i32[K] for each, of no tokens where the response is done."""
         if not len(tokens):
             return []
         assert self._reply is not None, "only a task of turns replies"
@@ -119,7 +121,9 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
 
     def state_dict(self) -> dict[str, Any]:
         """The grades of all responses added so far, once these are checked; for JSON and
-        `load_state_dict`."""
+        `load_state_dict`: {"rewards": [a float for each problem], "parsed": [bools], "failures":
+        {kind: count}} and, if rewards are graded, "scores": {name: [floats]}. Every process must
+        call it, since grades of all of them are gathered."""
         grades = self.collect_grades()
         state: dict[str, Any] = {
             "rewards": grades.rewards.tolist(),
@@ -145,7 +149,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
 
     def collect_grades(self) -> Grades:
         """Wait for all responses that were added, and give the grades of all processes, in the
-        order of `problems`; raises what grading has raised."""
+        order of `problems`; raises what grading has raised. Every process must call it.
+        multiprocess.allgather gives the value of each process, as a list by process."""
         while self._futures:
             self._futures.popleft().result()
 
@@ -186,7 +191,7 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         """In the grading thread: grade all responses that are waiting, and store their grades."""
         # The caller's thread may add responses meanwhile; only this thread takes them.
         pending = [self._pending.popleft() for _ in range(len(self._pending))]
-        if not pending:
+        if not pending:  # an earlier call, for other responses, has taken these too
             return
 
         rollout_indices = [one.rollout_index for one in pending]
@@ -214,8 +219,10 @@ class Checker(AbstractContextManager["Checker"]):
         weights: Mapping[str, float] | None = None,
     ) -> None:
         """Load the verifier and start the first process. num_workers: how many processes; None: one
-        per core. weights: the weight of each score in the reward, by its name; None: rewards are 1
-        for correct responses and 0 for others."""
+        per core. weights: the weight of each score in the reward, by its name, such as {"math":
+        0.9, "length": 0.1}; None: rewards are 1 for correct responses and 0 for others. InputError
+        where the verifier cannot be loaded. A verifier that is not isolated is called in this
+        process, and has no workers."""
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         # Called, in any thread, with each of these.
         self.on_failure: FailureCallback = lambda kind, what_happened: None
@@ -245,7 +252,8 @@ class Checker(AbstractContextManager["Checker"]):
         self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]
     ) -> Grades:
         """Rewards, scores and failures of one response to each problem. prompts: as the model reads
-        them. InputError for a problem that cannot be judged."""
+        them; responses: their texts; both in the order of `problems`. InputError for a problem that
+        cannot be judged."""
         verdicts = self.judge(problems, prompts, responses)
         if self._weights:
             graded = [weigh_scores(verdict, self._weights) for verdict in verdicts]
@@ -254,7 +262,8 @@ class Checker(AbstractContextManager["Checker"]):
         else:
             rewards = [float(verdict.correct) for verdict in verdicts]
 
-        # A single score without a name of its own equals the reward, and is not recorded.
+        # The only score, under the name MAIN_SCORE, which it has where the user gave none, equals
+        # the reward and is not recorded.
         scores: dict[str, np.ndarray] = {}
         for name in self._weights:
             if len(self._weights) > 1 or name != MAIN_SCORE:
@@ -279,7 +288,7 @@ class Checker(AbstractContextManager["Checker"]):
         ]
         # Equal requests get the same key where the verdict depends on nothing else. A problem's
         # columns cannot be hashed, so that its id() stands for it.
-        keys: list[Hashable] = list(range(len(requests)))
+        keys: list[Hashable] = list(range(len(requests)))  # each request with a key for itself
         if self._is_pure:
             keys = [(id(one.problem), one.prompt, one.response) for one in requests]
         request_by_key = dict(zip(keys, requests, strict=True))
@@ -297,7 +306,9 @@ class Checker(AbstractContextManager["Checker"]):
     def note_failures(
         self, problems: Sequence[Problem], verdicts: Sequence[Verdict]
     ) -> dict[str, int]:
-        """The number of failures of each kind; `on_failure` is called with the first of each."""
+        """The number of failures of each kind, such as {"timeout": 2} (the kinds of
+        Verdict.failure); `on_failure` is called with the first of each kind that this Checker has
+        met. verdicts: in the order of `problems`."""
         counts: Counter[str] = Counter()
         with self._lock:
             for problem, verdict in zip(problems, verdicts, strict=True):
@@ -317,6 +328,7 @@ class Checker(AbstractContextManager["Checker"]):
         with self._lock:
             verdicts = self._run_requests(requests if self._check else requests[:1])
 
+        # Not strict: a verifier in processes has a verdict on the first problem alone.
         for problem, verdict in zip(problems, verdicts, strict=False):
             if self._weights:
                 graded = weigh_scores(verdict, self._weights).verdict
@@ -341,7 +353,8 @@ class Checker(AbstractContextManager["Checker"]):
     def _watch_timeouts(self, request: CheckRequest, verdict: Verdict) -> None:
         """Called with each verdict of a worker at the start of a run: reports a timeout at once,
         and raises DeadStart where the verifier's first checks all time out, so that a run does not
-        go on for hours without any reward. The first other verdict ends this watch."""
+        go on for hours without any reward. The first other verdict ends this watch. The caller
+        holds a lock, since several workers' threads call it."""
         # An empty response does not count: a verifier may judge it without doing any work.
         if self._timed_out is None or not request.response.strip():
             return
@@ -351,6 +364,7 @@ class Checker(AbstractContextManager["Checker"]):
 
         self._note_failure(request.problem, verdict)
         self._timed_out.append(request.problem.id)
+        # Enough timeouts, of enough different problems: a single hard one may be to blame.
         min_timeouts = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
         if len(self._timed_out) >= min_timeouts and len(set(self._timed_out)) >= MIN_PROBLEMS:
             count = len(self._timed_out)
@@ -375,6 +389,7 @@ class Checker(AbstractContextManager["Checker"]):
         self.close()
 
     def _run_requests(self, requests: list[CheckRequest]) -> list[Verdict]:
+        """The verdicts of all requests, in their order, from this process or the workers."""
         if self._check is None:
             return self._run_in_workers(requests)
         returned = [self._check(*request) for request in requests]
@@ -398,6 +413,7 @@ class Checker(AbstractContextManager["Checker"]):
         cancelled = threading.Event()
 
         def take_batch() -> list[int]:
+            """Take the next indices out of `pending`; [] where none is left."""
             # Small batches near the end keep all workers busy until then.
             with lock:
                 share = len(pending) // (4 * len(self._workers))
@@ -405,7 +421,9 @@ class Checker(AbstractContextManager["Checker"]):
                 return [pending.popleft() for _ in range(count)]
 
         def run_worker(worker: CheckWorker) -> None:
-            """In the worker's thread: check batches until none is left."""
+            """In the worker's thread: check batches until none is left, and store what comes in
+            `verdicts`. A batch that ended early goes back to the front of `pending`, in its
+            order."""
             while not cancelled.is_set():
                 batch = take_batch()
                 if not batch:
@@ -421,7 +439,7 @@ class Checker(AbstractContextManager["Checker"]):
                 with lock:
                     pending.extendleft(i for i in reversed(batch) if i not in verdicts)
 
-        active_workers = self._workers[: len(requests)]
+        active_workers = self._workers[: len(requests)]  # no more than there are requests
         with ThreadPoolExecutor(max(1, len(active_workers)), "verify") as threads:
             futures = [threads.submit(run_worker, worker) for worker in active_workers]
             try:

@@ -37,10 +37,11 @@ class GuardedProcess:
     threads would break."""
 
     def __init__(self, module: str, log: IO[bytes]) -> None:
-        """Start the process. module: the name of the module whose `serve` it runs; log: a file that
-        gets what it prints to stderr. `socket` is then connected to the socket of `serve`."""
+        """Start the process. module: the name of the module whose `serve` it runs, such as
+        "isojax.tasks.check_process"; log: a file that gets what it prints to stderr. `socket` is
+        then connected to the socket of `serve`. OSError where it cannot be started."""
         folders = dict.fromkeys([*sys.path, os.getcwd()])  # each once
-        import_path = [folder for folder in folders if isinstance(folder, str)]
+        import_path = [folder for folder in folders if isinstance(folder, str)]  # its sys.path
         # Accelerators belong to the training run; threads of numerical libraries would crowd out
         # the other workers.
         environment = {
@@ -55,6 +56,7 @@ class GuardedProcess:
         self._lifeline, other_lifeline = socket.socketpair()
         try:
             with other_socket, other_lifeline:
+                # The order is that of the arguments of _SCRIPT: sys.argv[1] to [4].
                 descriptors = (other_socket.fileno(), other_lifeline.fileno())
                 arguments = [module, *map(str, descriptors), json.dumps(import_path)]
                 self.popen = subprocess.Popen(  # the guard, which ends as the process does
@@ -93,7 +95,8 @@ class GuardedProcess:
 
 def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     """What a GuardedProcess runs: the guard, and in a fork of it the worker, which calls the
-    module's `serve` with the socket. The arguments are file descriptors."""
+    module's `serve` with the socket. socket_fd, lifeline_fd: file descriptors of the other ends of
+    GuardedProcess.socket and its lifeline. Nothing of it returns in the guard."""
     # No core files of checks that crash.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     control_process(PR_SET_CHILD_SUBREAPER, 1)
@@ -123,8 +126,8 @@ def control_process(option: int, value: int) -> None:
 
 
 def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
-    """The guard: wait until the worker has ended, kill it if the lifeline closes, kill what it has
-    left behind, and end with the worker's exit code or signal."""
+    """The guard: wait until the worker, the process process_pid, has ended, kill it if the lifeline
+    closes, kill what it has left behind, and end with the worker's exit code or signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the process does
 
     def end_with_lifeline() -> None:

@@ -45,8 +45,8 @@ _NOTHING_GIVEN = re.compile(
 
 
 def is_missing_answer(answer: str, are_labels: bool = False) -> bool:
-    """Whether a text says that there is no answer; `are_labels`: of the set that it belongs to
-    (`are_word_labels`)."""
+    """Whether a text, such as "N/A" or "See solution", says that there is no answer. are_labels:
+    whether the answers of its set are labels (`are_word_labels`), of which "unknown" may be one."""
     text = _plain(answer)
     if text in _WORDS_OR_LABELS:
         return not are_labels

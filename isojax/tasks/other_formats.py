@@ -21,7 +21,8 @@ TABLE_SUFFIXES = (".csv", ".tsv")
 
 def refuse_other_format(path: Path) -> None:
     """Called when a file could not be read as JSON lines: InputError with what to do where it is
-    Parquet, a JSON array or a table in CSV. Returns for any other file."""
+    Parquet, a JSON array or a table in CSV. Returns for any other file. read_lines gives (number
+    from 1, text) of each line."""
     if not path.is_file():  # a pipe has been read already
         return
     with open_file(path) as file:
@@ -49,6 +50,7 @@ def refuse_other_format(path: Path) -> None:
             expected=expected,
             fix=f"Convert it: {command}",
         )
+    # HeaderLine.delimiter: what divides the names in the line, such as a comma or a tab.
     header = _header_of_table(path, text) if line_number == 1 else []
     if header:
         delimiter = HeaderLine(1, text).delimiter
@@ -63,9 +65,9 @@ def refuse_other_format(path: Path) -> None:
 
 
 def _header_of_table(path: Path, text: str) -> list[str]:
-    """The names of the columns of a table in CSV, from the first line of its file; [] where the
-    line does not look like a header: one cell, an empty name, or neither a CSV suffix nor a usual
-    name such as "prompt"."""
+    """The names of the columns of a table in CSV, from `text`, the first line of its file; [] where
+    the line does not look like a header: one cell, an empty name, or neither a CSV suffix nor a
+    usual name such as "prompt"."""
     if text.lstrip().startswith("{"):
         return []
     try:

@@ -40,8 +40,10 @@ def choose_column(
     """The name of the column to read: configured_name if it is given (cell.data.prompt_key or
     answer_key), otherwise the first of the usual names that is filled in any row.
 
-    setting: "prompt" or "answer". InputError where there is no such column, and where some rows
-    have a value only in another column of the usual names, which may hold something else.
+    setting: "prompt" or "answer"; usual_names: PROMPT_COLUMNS or ANSWER_COLUMNS, in the order in
+    which they are tried; rows: all of the file, at least one. InputError where there is no such
+    column, and where some rows have a value only in another column of the usual names, which may
+    hold something else.
     """
     names = (configured_name,) if configured_name else usual_names
     column = next((name for name in names if _is_filled_in_any(rows, name)), None)
@@ -58,6 +60,7 @@ def choose_column(
     if rivals:
         raise _rivals_error(rows, lacking, setting, column, rivals)
 
+    # Columns that would come first, but are empty.
     for name in names[: names.index(column)]:
         if name in rows[0].values:
             _note_once(
@@ -83,7 +86,8 @@ def column_value(columns: Mapping[str, Any], name: str) -> Any:
 
 def note_other_answers(rows: Sequence[DataRow], answer_column: str) -> None:
     """Print a note for each other column of answers whose value differs from the chosen column's in
-    some row, since only the user knows which of them is right."""
+    some row, since only the user knows which of them is right. answer_column: the chosen one; the
+    others are those of FINAL_ANSWER_COLUMNS."""
     for name in FINAL_ANSWER_COLUMNS:
         if name == answer_column:
             continue
@@ -164,8 +168,9 @@ def _rivals_error(
     column: str,
     rivals: Sequence[str],
 ) -> InputError:
-    """The error that some rows (`lacking`) have no value in the column, but one in a rival of
-    it."""
+    """The error that some rows (`lacking`, at least one) have no value in the column, but one in a
+    rival of it. setting: "prompt" or "answer"; rivals: names of other columns, at least one."""
+    # The first of these rows is the error's place; a few of the others are named.
     positions = ", ".join(row.position for row in lacking[1:MAX_NAMED_ROWS])
     if len(lacking) > MAX_NAMED_ROWS:
         positions += f", and of {len(lacking) - MAX_NAMED_ROWS} more rows"

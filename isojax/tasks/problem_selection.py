@@ -68,7 +68,12 @@ def select_problems(
     """Select the problems that `cell.data` asks for: training, validation and extra sets, without
     prompts that are too long, of the wanted difficulty, and with no problem in both training and
     validation. label: measures the difficulty of problems that have no label; without it,
-    LabelsNeeded is raised for these."""
+    LabelsNeeded is raised for these. task: that of `cell.task`. InputError where sources, settings
+    or labels leave too few problems.
+
+    Each random draw has a seed [cell.data.seed, k] with another k (0 for the candidates, 1 for the
+    split, 2 for other sets, 3 for a mixture, 4 for the limit), so that no two draw the same
+    numbers. A k must not be changed or used again: the problems of a run would change."""
     data = cell.data
     notes: list[str] = []
 
@@ -79,6 +84,7 @@ def select_problems(
         return fitting.problems
 
     # Every set is read before anything is labelled, so that a missing file is reported at once.
+    # Parts of a mixture are splits of a tfds data set: tfds:FOLDER#hard_train.
     parts: dict[str, list[Problem]] = {}
     held_out = data.held_out
     if data.mixture:
@@ -139,7 +145,9 @@ def _read_set(
     cell: CellConfig, task: Task, source: str, count: int, description: str
 ) -> RemainingProblems:
     """At most `count` problems of a source such as "jsonl:test.jsonl", without prompts that are too
-    long. InputError for a task of turns whose replies are not those of the task that is trained."""
+    long. InputError for a task of turns whose replies are not those of the task that is trained.
+    task: the one that is trained, which writes the prompts; source: a task string, which may also
+    name a task on device; description: of the problems, for messages."""
     problem_set = build_device_task(source)
     reply: str | None = None
     if problem_set is None:
@@ -178,8 +186,8 @@ def _without_validation(
     held_out: str | None,
 ) -> RemainingProblems:
     """The training problems without those that are in the validation set, and a note of how many
-    these were. held_out: the source of the validation set, for messages. InputError where no
-    problem is left."""
+    these were. held_out: the source of the validation set, such as "jsonl:test.jsonl" (None: split
+    from the training problems), for messages. InputError where no problem is left."""
     remaining, num_overlapping = drop_overlap(training, validation)
     if not num_overlapping:
         return RemainingProblems(remaining)
@@ -203,7 +211,8 @@ def _without_validation(
 
 def _largest_part_validation(cell: CellConfig, held_out: str | None) -> str:
     """The task string `held_out`, else that of the held-out problems of a mixture's largest part,
-    the first by name of equal ones."""
+    the first by name of equal ones: "tfds:FOLDER#hard_validation". InputError where the task is no
+    tfds data set, or names splits."""
     mixture = cell.data.mixture or {}
     if not cell.task.startswith("tfds:") or "#" in cell.task:
         raise InputError(
@@ -279,8 +288,8 @@ def drop_long_prompts(
 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float] | None:
-    """The answer that most problems have, and the reward of always giving it; None where an answer
-    is not known."""
+    """The answer that most problems have, and the reward of always giving it, such as ("4", 0.12);
+    None where an answer is not known. problems: one or more."""
     answers = Counter(reference_answer(p.answer) for p in problems)
     answer, count = answers.most_common(1)[0]
     return None if answers[""] else (answer, count / len(problems))
@@ -296,9 +305,10 @@ def within_difficulty(problems: Sequence[Problem], data: DataConfig) -> list[Pro
 def split_by_difficulty(
     problems: Sequence[Problem], data: DataConfig
 ) -> tuple[list[Problem], list[Problem]]:
-    """Split the problems whose avg@k is inside cell.data.difficulty at random into (training,
-    validation), with cell.data.validation problems in the latter. InputError where there are fewer
-    than twice as many."""
+    """Split the problems whose avg@k (the mean reward of the base policy's k rollouts) is inside
+    cell.data.difficulty at random into (training, validation), with cell.data.validation problems
+    in the latter. InputError where there are fewer than twice as many. Without labels
+    (data.attempts = 0) all problems count."""
     eligible = within_difficulty(problems, data)
     min_problems = 2 * data.validation
     if len(eligible) < min_problems:
@@ -349,7 +359,8 @@ def mix_parts(
 ) -> list[Problem]:
     """A random mixture of parts, shuffled: the largest set of at most `size` problems (None: no
     limit) in which the parts have these shares. shares: by part, such as {"hard": 0.8, "easy":
-    0.2}. InputError where a problem is in two parts."""
+    0.2}, whose sum need not be 1; problems_by_part has each of their names. InputError where a
+    problem is in two parts, or a part would give none."""
     sizes = {part: len(problems) for part, problems in problems_by_part.items()}
     counts = mixture_counts(sizes, shares, size)
 
@@ -373,8 +384,9 @@ def mixture_counts(
     sizes: Mapping[str, int], shares: Mapping[str, float], size: int | None
 ) -> dict[str, int]:
     """How many problems each part gives to the largest mixture with these shares, of at most `size`
-    problems in all (None: no limit). sizes: how many problems each part has. InputError where a
-    part would give none."""
+    problems in all (None: no limit). sizes: how many problems each part has; with {"hard": 80,
+    "easy": 50} and the shares {"hard": 0.8, "easy": 0.2} it is {"hard": 80, "easy": 20}. InputError
+    where a part would give none."""
     # The shares as exact fractions of the decimals with which they are printed, with a sum of 1.
     decimals = {part: Fraction(str(share)) for part, share in shares.items()}
     exact_shares = {part: share / sum(decimals.values()) for part, share in decimals.items()}
@@ -418,9 +430,9 @@ def require_settings(
     in the config; the message suggests values for those of prompt_length, response_length and
     learning_rate that are not set.
 
-    count_parameters: gives a model's number of parameters, by its config and number of tokens. The
-    suggested learning rate is the paper's, scaled by 1 / sqrt(parameters) and sqrt(rollouts in a
-    batch).
+    count_parameters: gives a model's number of parameters, by its config and the size of its
+    vocabulary. The suggested learning rate is the paper's, scaled by 1 / sqrt(parameters) and
+    sqrt(rollouts in a batch).
     """
     set_keys = {f"cell.sampling.{key}" for key in cell.sampling.model_fields_set}
     set_keys |= {f"cell.rl.{key}" for key in cell.rl.model_fields_set}
@@ -431,7 +443,7 @@ def require_settings(
     problems = task.problems(min(MEASURED_PROBLEMS, cell.data.candidates), np.random.default_rng(0))
     lengths = task.prompt_lengths(problems)
     held_length = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
-    context = model_positions(task.folder) or 2**31
+    context = model_positions(task.folder) or 2**31  # tokens; no limit where it is not known
     rounded_length = math.ceil(held_length / PROMPT_MULTIPLE) * PROMPT_MULTIPLE
     prompt_length = min(rounded_length, context // 2)
 

@@ -77,7 +77,8 @@ def random_subset(
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
     """The rows of a file as problems, each prompt once. The columns of prompt and answer are chosen
-    by all rows together. source: the file, for messages; an InputError names the row."""
+    by all rows together. source: the file, for messages; an InputError names the row. Prints notes
+    and warnings on columns and answers that look wrong."""
     all_rows = list(rows)
     if not all_rows:
         raise InputError(
@@ -99,7 +100,8 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
 
 def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
     """Warn of answers that are lists of several numbers, [1, 5]: as text they look like an interval
-    or a vector, which would be a single answer (tasks/reference_check.py)."""
+    or a vector, which would be a single answer (tasks/reference_check.py). column: that of the
+    answers."""
 
     def is_number_list(value: Any) -> bool:
         if not isinstance(value, list) or len(value) < 2:
@@ -119,9 +121,12 @@ def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
     """One row as a problem. A prompt that is a list of {role, content} becomes its `messages`.
     Other columns are kept in `columns`, for verifiers; an answer out of an object, as verl's files
-    have it, is there unchanged as `ground_truth`."""
+    have it, is there unchanged as `ground_truth`. prompt_column, answer_column: such as "question"
+    and "answer"; "reward_model.ground_truth" is an entry of an object in the column reward_model.
+    InputError where a value is no text and no number."""
     prompt = column_value(row.values, prompt_column)
     if isinstance(prompt, str):
+        # A text that writes out a list of messages is read as that list.
         prompt = _messages_in_text(prompt, row, prompt_column) or prompt
     messages: tuple[dict[str, str], ...] = ()
     if isinstance(prompt, list):
@@ -136,7 +141,7 @@ def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Pro
         if name not in (prompt_column, answer_column)
     }
     answer = column_value(row.values, answer_column)
-    if "." in answer_column:  # reward_model.ground_truth
+    if "." in answer_column:  # reward_model.ground_truth; the file's own ground_truth is kept
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
@@ -152,7 +157,8 @@ def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Pro
 
 def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
     """The list of messages that a prompt in text writes out, as tables of text have it:
-    '[{"role": "user", "content": "..."}]'; None for any other text."""
+    '[{"role": "user", "content": "..."}]'; None for any other text. InputError where it looks like
+    such a list and cannot be read."""
     try:
         messages = parse_messages(text)
     except ValueError as e:
@@ -174,8 +180,9 @@ def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
 def _read_conversation(
     messages: list[Any], row: DataRow, column: str
 ) -> tuple[dict[str, str], ...]:
-    """The messages of a conversation, each {role, content}. InputError where one has another form,
-    where a user's content is empty, or where the last one is not the user's."""
+    """The messages of a conversation, each {"role": "user", "content": "12 + 7 ="} without other
+    entries. InputError where one has another form, where a user's content is empty, or where the
+    last one is not the user's. column: where it stands, for messages."""
     turns: list[dict[str, str]] = []
     for message in messages:
         fields = message if isinstance(message, Mapping) else {}
@@ -242,7 +249,8 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
 
 def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
     """The problems, each prompt once, by its first row. How many rows were left out, and those
-    whose answers differ from the first, is printed on stderr."""
+    whose answers differ from the first, is printed on stderr. source: the file, for messages. Two
+    prompts are the same where `dedup_text` is."""
     problem_by_prompt: dict[str, Problem] = {}
     same_answer = 0  # rows that repeat a prompt with its answer
     other_answer = 0  # ... with another one
@@ -304,8 +312,8 @@ def to_plain_json(value: Any) -> Any:
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
     """The settings in the argument of a source, `key=value,key=value`, as a dict whose values are
-    read as YAML: {"lengths": [1, 2]} for "lengths=[1,2]". task: for messages. InputError for any
-    other form."""
+    read as YAML: {"lengths": [1, 2]} for "lengths=[1,2]", {} for "". task: such as "gym:NAME", for
+    messages. InputError for any other form."""
     settings: dict[str, Any] = {}
     if not text:
         return settings

@@ -60,8 +60,9 @@ class TurnEnd:
 
 def check_template_files(folder: Path, used_template: str) -> str | None:
     """A warning where a model's folder has two chat templates that differ, in chat_template.jinja
-    and tokenizer_config.json; it names the one that writes the prompts (used_template is its text).
-    None where there is one, or where both are the same."""
+    and tokenizer_config.json; it names the one that writes the prompts (used_template is its text,
+    as the tokenizer has it). None where there is one, or where both are the same but for white
+    space around them."""
     jinja_file = folder / TEMPLATE_FILE
     config_file = folder / TOKENIZER_CONFIG
     if not jinja_file.is_file() or not config_file.is_file():
@@ -71,6 +72,7 @@ def check_template_files(folder: Path, used_template: str) -> str | None:
     if not isinstance(in_config, str) or in_config.strip() == in_file.strip():
         return None
 
+    # The used one is that of chat_template.jinja unless it is that of the config.
     used, unused = TEMPLATE_FILE, TOKENIZER_CONFIG
     if used_template.strip() == in_config.strip():
         used, unused = unused, used
@@ -90,6 +92,7 @@ def find_markup(writer: PromptWriter) -> ChatMarkup | None:
         (text,) = writer.render([messages])
     except InputError:  # of other messages than these it may be no fault: prompts will show it
         return None
+    # The user's message is the third; what is before it follows the assistant's, the second.
     _, second, rest = text.partition(PROBE_TEXTS[1])
     before, third, after = rest.partition(PROBE_TEXTS[2])
     return ChatMarkup(before, after, text) if second and third else None
@@ -107,7 +110,8 @@ def find_turn_end(
     in any other case.
 
     markup: of `find_markup`; None: the end of a user's turn is taken instead. bytes_of_id: the text
-    of each token (tokenizer.py: token_bytes).
+    of each token (tokenizer.py: token_bytes), None for special tokens. The TurnEnd has one token or
+    one string at most; nothing is changed in `writer` or `named`.
     """
     turn_end = TurnEnd()
     text = markup.before if markup else _text_behind_user(writer)
@@ -117,6 +121,7 @@ def find_turn_end(
     # What comes right after the message: a special token, or text in the shape of one.
     name = _first_special_token(writer, text, bytes_of_id)
     marker = name or _first_group(MARKER.match(text))
+    # END_NAME: the name of an end, such as <|im_end|> or </s>.
     if markup is None and not END_NAME.search(marker or ""):
         return turn_end  # it may be the header of the next message
     if name:
@@ -172,8 +177,8 @@ def _first_group(match: re.Match[str] | None) -> str | None:
 def check_generation_prompt(
     markup: ChatMarkup, writer: PromptWriter, end_tokens: Collection[int]
 ) -> str | None:
-    """A warning where a prompt ends with the user's turn, not with the header of the
-    assistant's."""
+    """A warning where a prompt ends with the user's turn, not with the header of the assistant's;
+    None where it has the header. end_tokens: the ids that end a turn."""
     ids = writer.tokenize([markup.after.rstrip()], special=False)[0]
     if ids and ids[-1] in end_tokens:
         return (
@@ -196,7 +201,8 @@ def find_opening(markup: ChatMarkup) -> str:
 def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> list[str]:
     """Warnings where cell.prompt.template or cell.prompt.system contains special tokens, which the
     chat template writes around messages itself. Also sets writer.message_bos: a BOS token at the
-    beginning of a message is left out, unless the template writes one before each message."""
+    beginning of a message is left out, unless the template writes one before each message. markup:
+    of `find_markup`; None where it cannot be seen."""
     warnings: list[str] = []
     prompt = writer.prompt
     bos = writer.tokenizer.bos_token
@@ -229,9 +235,11 @@ def check_raw_template(
 ) -> str | None:
     """A warning where cell.prompt.template writes a chat by hand whose user's turn ends with a
     special token such as <|im_end|>, and this token does not end responses: the policy would end
-    its turn with it, and go on. None where there is no such token."""
+    its turn with it, and go on. None where there is no such token. end_tokens, stop_strings: what
+    ends responses."""
     _, _, behind_problem = writer.prompt.template.rpartition("{prompt}")
     names = _special_tokens_in(writer, behind_problem)
+    # The first special token behind the problem ends the user's turn, if its name says so.
     if not names or not END_NAME.search(names[0]):
         return None
     name = names[0]

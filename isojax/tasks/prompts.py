@@ -41,7 +41,7 @@ class PromptWriter:
     ) -> None:
         """Write prompts by a tokenizer and the settings `prompt` (thinking, raw text, ...). folder:
         of the model, for messages. beyond: the added tokens without a row in the model's embedding,
-        as id -> token; a prompt with one is refused."""
+        as id -> token, such as {32000: "[PAD]"}; a prompt with one is refused."""
         self.folder = folder
         self.tokenizer = tokenizer
         self.prompt = prompt
@@ -59,7 +59,8 @@ class PromptWriter:
 
     def texts(self, problems: Sequence[Problem]) -> list[str]:
         """Each problem's prompt as the model reads it, with the markup of its chat; of a raw prompt
-        without the special tokens that the tokenizer adds."""
+        without the special tokens that the tokenizer adds. InputError for a conversation of several
+        messages in a raw prompt, which has no place for them."""
         if self.prompt.format == "chat" and problems:
             return self.render([self._chat_messages(problem) for problem in problems])
 
@@ -115,7 +116,8 @@ class PromptWriter:
 
     def render(self, conversations: Sequence[Conversation]) -> list[str]:
         """The text of each conversation by the chat template, which ends with the header of the
-        assistant's next message. Each conversation is rendered once and remembered."""
+        assistant's next message. Each conversation is rendered once and remembered. conversations:
+        lists of {"role": ..., "content": ...}; InputError where the template refuses one."""
         keys = [_conversation_key(conversation) for conversation in conversations]
         missing: dict[bytes, Conversation] = {}
         for key, conversation in zip(keys, conversations, strict=True):
@@ -131,6 +133,8 @@ class PromptWriter:
         return [self._rendered[key] for key in keys]
 
     def _chat_messages(self, problem: Problem) -> Conversation:
+        """The messages of a problem's chat: the system prompt of the config, if there is one, the
+        problem's earlier messages, and the problem in the template."""
         messages = [dict(message) for message in problem.messages[:-1]]
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
@@ -149,6 +153,7 @@ class PromptWriter:
         return message
 
     def _fill_template(self, problem: Problem) -> str:
+        """cell.prompt.template with the problem's text at each {prompt}."""
         template = self.prompt.template
         text = problem.prompt
         # At most so many characters, before they are put together.
@@ -163,7 +168,7 @@ class PromptWriter:
 
     def _find_first_tokens(self) -> list[int]:
         """The tokens that the tokenizer puts before every text, else its BOS token, which a
-        template may write."""
+        template may write; [] where it has none. "1" is any text, of at least one token."""
         (plain,) = self.tokenize(["1"], special=False)
         (with_special,) = self.tokenize(["1"])
         start = 0  # of the text; 0 where it is not found

@@ -145,12 +145,14 @@ class DeviceTask(Protocol):
     def demonstrations(
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """What the base policy is trained to imitate; context, as ~token, is not imitated."""
+        """What the base policy is trained to imitate, as the `answers` to `prompts`; context, as
+        ~token, is not imitated."""
         ...
 
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
     ) -> Float[Array, "*b"]:
-        """Rewards 0 or 1 (graded: from 0 to 1), computed on device. Tokens are plain; `mask` has
-        context too."""
+        """Rewards 0 or 1 (graded: from 0 to 1), computed on device. Tokens are plain (context is
+        not marked); `mask` is True where a response has a token, context too. The axes *b are any,
+        such as problems and rollouts; answers are those of `encode`."""
         ...

@@ -51,6 +51,7 @@ _GROUPED_DIGITS = re.compile(
     re.VERBOSE,
 )
 
+# Checker.judge: (problems, prompts, responses), one of each for each verdict.
 Judge = Callable[[Sequence[Problem], Sequence[str], Sequence[str]], list[Verdict]]
 
 
@@ -74,11 +75,13 @@ def check_references(
 ) -> None:
     """InputError where more than a few reference answers of a set cannot be matched by any
     response, judged by the built-in verifiers of the config; a warning for a few. refuse: False for
-    a run that goes on, which only gets the warning."""
+    a run that goes on, which only gets the warning. problem_sets: such as [training problems,
+    validation problems]."""
     config = cell.verifier
     if isinstance(config.use, str):
         _check_by_verifier(config.use, task.start_verifier().judge, problem_sets, refuse)
         return
+    # Several verifiers: config.use is {a score's name: a verifier}. Each is checked alone, once.
     for use in dict.fromkeys(config.use.values()):
         if use == "math":
             with closing(Checker(config.with_settings(use=use))) as checker:
@@ -173,9 +176,13 @@ def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
 
 def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
     """The problems whose reference no response can match as the verifier math judges: by the form
-    of the reference, and by trial responses that should be correct."""
+    of the reference, and by trial responses that should be correct. They are in the order of
+    `problems`, each with its reason."""
     problem_by_answer = {problem.answer: problem for problem in problems}  # each answer once
+    # Whether the answers are a few words that come again and again, such as True, False, Unknown:
+    # then "unknown" is an answer rather than the lack of one.
     are_labels = are_word_labels(reference_answer(problem.answer) for problem in problems)
+    # Why no response matches; "" as long as nothing is found.
     reason_by_answer = {
         answer: _unmatchable_form(answer, are_labels) for answer in problem_by_answer
     }

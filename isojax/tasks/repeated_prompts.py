@@ -23,7 +23,8 @@ def check_prompts_differ(
 
     InputError where all rows have the same prompt, and the other column has a usual name for
     prompts. A warning where the user has named the prompt column (configured_name), where the other
-    column has an unusual name, and where there are a few different prompts.
+    column has an unusual name, and where there are a few different prompts. "Hardly differ": there
+    are at most half as many texts as rows.
     """
     texts = [_text_of(row, prompt_column) for row in rows]
     count = len(set(texts))

@@ -86,9 +86,13 @@ class TextTask:
         reply_check: str | None = None,
     ):
         """num_workers: how many processes check responses; None: one per core. reply_check: the
-        verifier that gives the replies of a task of turns (`find_reply`); None for other tasks.
-        InputError where model, tokenizer and settings do not fit together; doubts become
-        `warnings`."""
+        verifier that gives the replies of a task of turns (`find_reply`), such as
+        "isojax.tasks.turns:calculator"; None for other tasks. InputError where model, tokenizer and
+        settings do not fit together; doubts become `warnings`.
+
+        The order of the steps matters: `_find_stops` needs the token bytes and the writer, the
+        interruption and the replies are added to `stops`, and the padding token may be an end
+        token. A task of turns cannot have an interruption."""
         model = cell.model
         sampling = cell.sampling
         if model.path is None:
@@ -159,7 +163,7 @@ class TextTask:
         and the chat template name. InputError where nothing would end a response, or where prompts
         cannot be written."""
         # By files and settings. A stop string that is a special token is an end token: such tokens
-        # have no text in which a string could be found.
+        # have no text in which a string could be found. (It stays a stop string too.)
         strings = list(self.prompt.stop)
         end_ids = set(end_tokens(self.tokenizer, self.folder))
         vocab_ids = self.tokenizer.get_vocab()
@@ -181,7 +185,7 @@ class TextTask:
                 fix=f"{RESIZE_FIX}, or correct eos_token_id in generation_config.json.",
             )
 
-        # By the chat template.
+        # By the chat template. What end_ids lacks is added by `_find_turn_end`.
         self._check_settings()
         turn_end = self._find_turn_end(end_ids) if self.prompt.format == "chat" else TurnEnd()
         self.warnings += turn_end.warnings
@@ -203,7 +207,8 @@ class TextTask:
 
     def _check_settings(self) -> None:
         """InputError where the settings of cell.prompt contradict each other, or need a chat
-        template that the tokenizer does not have."""
+        template that the tokenizer does not have. Adds a warning where the folder has two chat
+        templates that differ."""
         prompt = self.prompt
         if "{prompt}" not in prompt.template:
             raise InputError(
@@ -213,6 +218,7 @@ class TextTask:
             )
 
         if prompt.format == "chat":
+            # A text, or several by name, of which the one named default is used.
             template: Any = self.tokenizer.chat_template
             if template is None or (isinstance(template, dict) and "default" not in template):
                 lack = "no chat template"
@@ -239,7 +245,9 @@ class TextTask:
 
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
         """What ends an assistant's turn in the chat template, where neither end_ids nor
-        cell.prompt.stop does. Also finds `opening`, and adds warnings on the template."""
+        cell.prompt.stop does. Also finds `opening`, and adds warnings on the template. end_ids: the
+        end tokens that files and settings name, which stays unchanged. markup: what the template
+        writes around a message; None where it cannot be seen."""
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
         self.opening = find_opening(markup) if markup else ""
@@ -270,8 +278,9 @@ class TextTask:
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """cell.sampling.interrupt (a text that is written into responses that go on for too long)
-        as tokens. T: the longest response. InputError where the text would end the response or
-        leave no room after it."""
+        as tokens. T: how many tokens a response has at most. InputError where the text would end
+        the response or leave no room after it, or where `interrupt.unless`, a text whose presence
+        prevents the interruption, is not a single token."""
         (tokens,) = self._writer.tokenize([interrupt.text], special=False)
         unless_token: int | None = None
         if interrupt.unless:
@@ -305,8 +314,8 @@ class TextTask:
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
         """Q problems as arrays: prompts i32[Q P] with P = prompt_length, padded on the right, and
-        answers i32[Q 0], since text is verified on the host. InputError where a prompt is empty or
-        longer than P; no prompt is cut."""
+        answers i32[Q 0], since text is verified on the host. Row i is problems[i] in each array.
+        InputError where a prompt is empty or longer than P; no prompt is cut."""
         prompt_tokens = self._prompt_tokens(problems)
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
@@ -350,9 +359,10 @@ class TextTask:
         self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
     ) -> TurnReplies:
         """The task's replies, as tokens, to responses whose turn has ended: one response,
-        i32[its length], for each problem. A response that gets no reply, or whose reply fails, is
-        done and has an empty context."""
-        # The reply is computed by a verifier, whose verdict has it as its message (turns.py).
+        i32[its length] with context as ~token, for each problem. A response that gets no reply, or
+        whose reply fails, is done and has an empty context. Only for a task of turns."""
+        # The reply is computed by a verifier, whose verdict has it as its message (turns.py). Its
+        # response is a JSON list of the turns; it gets no prompt.
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
         self.start_verifier()
         assert self._reply_checker is not None, "the task has no turns"
@@ -361,6 +371,7 @@ class TextTask:
         texts: list[str] = []  # empty where the response is done
         for verdict in verdicts:
             has_reply = verdict.parsed and not verdict.failure and verdict.message
+            # An empty text becomes no tokens below.
             texts.append(self._markup.around(verdict.message) if has_reply else "")
 
         contexts: list[np.ndarray] = []
@@ -376,14 +387,15 @@ class TextTask:
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
         """The turns of a response as texts: first the policy's, then a reply, and so on. The
-        policy's turns end before their stop condition; replies are without the markup of a chat."""
+        policy's turns end before their stop condition; replies are without the markup of a chat.
+        tokens: a response i32[t], context (the replies) as ~token."""
         # The markup as it looks after it has been tokenized: without special tokens.
         before = self._text(self._writer.tokenize([self._markup.before], special=False)[0])
         after = self._text(self._writer.tokenize([self._markup.after], special=False)[0])
 
         texts: list[str] = []
         for turn in split_turns(tokens):
-            is_reply = turn[0] < 0
+            is_reply = turn[0] < 0  # a turn is all context or none of it
             if is_reply:
                 text = self._text((~turn).tolist())
                 texts.append(text.removeprefix(before).removesuffix(after))
@@ -412,7 +424,7 @@ class TextTask:
         tokens left out; with several turns, up to that of the last."""
         ids = plain_tokens(tokens).tolist()
         is_context = tokens < 0
-        last_turn = 0  # where it begins
+        last_turn = 0  # where it begins: behind the last context token
         if self.stops.has_turns and is_context.any():
             last_turn = int(np.flatnonzero(is_context)[-1]) + 1
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
@@ -429,8 +441,9 @@ class TextTask:
         return np.array(ids, np.int32)
 
     def find_end(self, tokens: np.ndarray) -> int | None:
-        """How many tokens a response has up to the one that meets a stop condition; None where none
-        does."""
+        """How many tokens a response, plain i32[t], has up to the one that meets a stop condition,
+        which is counted; None where none does."""
+        # Stop strings: transitions[state, token] is the next state, `len(transitions)` the end.
         state = 0
         transitions = self.stops.transitions
         for position, token in enumerate(tokens.tolist(), 1):
@@ -457,7 +470,8 @@ class TextTask:
         return statement.text if statement.form is not Form.NOWHERE else ""
 
     def _text_to_stop(self, ids: Sequence[int]) -> bytes:
-        """Tokens as text, up to the first end token or stop string; special tokens left out."""
+        """Plain tokens as text in UTF-8, up to the first end token or stop string, without it;
+        special tokens left out. The last character may be incomplete."""
         # Pieces of text between special tokens: a stop string never reaches across one.
         text_runs: list[list[bytes]] = [[]]
         for token in ids:
@@ -515,7 +529,8 @@ Task = DeviceTask | TextTask
 
 def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task that cell.task names. num_workers: how many processes check responses in text; None:
-    one per core. InputError for settings that only a text task has, with a task on device."""
+    one per core. InputError for settings that only a text task has, with a task on device, and
+    where the task cannot be made."""
     device_task = build_device_task(cell.task)
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
@@ -530,6 +545,7 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
                 found=f"set and cell.task = {cell.task} writes no text and verifies on device",
                 fix="Leave it out, or set a text task, such as jsonl:FILE.",
             )
+    # 1 where the response length is not set: the check needs the shape of arrays, not this length.
     if device_task.stops.reply is not None:
         check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)
     return device_task

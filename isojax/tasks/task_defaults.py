@@ -13,8 +13,10 @@ _note_once = functools.cache(note)  # a run may read its task several times
 
 
 def with_task_defaults(cell: CellConfig) -> CellConfig:
-    """The cell with the prompt settings and the verifier of its task's file, in place of those that
-    neither the config nor an override has set. Prints a note of what was set so."""
+    """The cell's config with the prompt settings and the verifier of its task's file, in place of
+    those that neither the config nor an override has set. Prints a note of what was set so.
+    model_fields_set, of pydantic, has the fields that were given. A task on device, which has
+    neither, leaves the config unchanged."""
     name = cell.task.partition(":")[0]
     plugin = load_plugin((device_task, source), name)
     if plugin.kind != source:

@@ -35,7 +35,7 @@ def parse_literal(text: str) -> Any:
 def parse_messages(text: str) -> list[Any] | None:
     """The messages, each a {role, content}, that a text writes out, in JSON or as Python or NumPy
     print them; None for any other text. ValueError where the text looks like a list of messages but
-    cannot be read as one."""
+    cannot be read as one. A single message, and {"messages": [...]}, are read too."""
     if not _OPENS_LIKE_MESSAGES.match(text):
         return None
 
@@ -50,7 +50,8 @@ def parse_messages(text: str) -> list[Any] | None:
     if isinstance(value, list) and value and all(map(_is_message, value)):
         return value
 
-    # `from` and `value` are the keys of ShareGPT, which are recognized here to be refused.
+    # It cannot be read. It is refused if it names two of the keys and ends as a list or an object
+    # does. `from` and `value` are the keys of ShareGPT, which are recognized here to be refused.
     keys = [
         key
         for key in ("role", "content", "from", "value")

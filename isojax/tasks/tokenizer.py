@@ -57,7 +57,8 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
     of the folder is run. InputError where there is no tokenizer, or it cannot be read.
 
     Where transformers would tokenize differently from the folder's tokenizer.json, the file
-    decides, and a sentence on it is appended to `notes`.
+    decides, and a sentence on it is appended to `notes`, a list of warnings for the user (None:
+    they are dropped).
     """
     if not folder.is_dir():
         raise InputError(
@@ -121,8 +122,8 @@ def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """A context in which whatever the tokenizers library raises is an InputError that names the
-    folder, and the file where one is no whole file."""
+    """A context in which whatever the tokenizers library raises becomes an InputError that names
+    the folder, and the file where one is no whole file."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit):
@@ -130,7 +131,7 @@ def readable(folder: Path) -> Iterator[None]:
     # The library raises Exception itself; a panic of its Rust code is no Exception.
     except BaseException as e:
         reason = (str(e).strip() or repr(e)).splitlines()[0]
-        refuse_broken_file(folder)
+        refuse_broken_file(folder)  # InputError if it finds the broken file
         raise InputError(
             where=f"the tokenizer in {folder}",
             found=f"cannot be read: {reason.rstrip('.')}",
@@ -139,8 +140,9 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, splits a
-    text differently from the sentencepiece library."""
+    """InputError where transformers, which rebuilds a tokenizer from a sentencepiece file, splits
+    PROBE_TEXT differently from the sentencepiece library. Nothing is checked where the folder has
+    no such file."""
     file = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if file is None:
         return
@@ -165,7 +167,7 @@ def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> d
     one.
 
     InputError where an ordinary token has no row: any text may need it, and the tokenizer must be
-    that of another model.
+    that of another model. vocab: cell.model.vocab, or vocab_size of config.json.
     """
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= vocab}
     ordinary_tokens = beyond.keys() - tokenizer.added_tokens_decoder.keys()
@@ -185,8 +187,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     """The bytes that each token adds to a text, by its id: `vocab` entries, None for special tokens
     and unused ids. InputError for a tokenizer that is neither byte-level BPE nor sentencepiece.
 
-    Special tokens that begin or end thinking count as text: without them thoughts and answer could
-    not be told apart.
+    Special tokens that begin or end thinking, such as <think>, count as text: without them thoughts
+    and answer could not be told apart. vocab: rows of the model's embedding, which may be more or
+    fewer than the tokenizer has tokens.
     """
     beyond = added_beyond_vocabulary(tokenizer, vocab)
     id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
@@ -196,6 +199,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
             found="no tokens",
             fix="Copy its files again.",
         )
+    # Tokens are written in one of two ways: a character for each byte, or text with a sign for the
+    # space.
     to_bytes = _byte_alphabet() if _is_byte_level(tokenizer) else _sentencepiece_bytes
 
     added_tokens = tokenizer.added_tokens_decoder
@@ -221,6 +226,7 @@ def _byte_alphabet() -> Callable[[str], bytes]:
     byte_of_character = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 
     def to_bytes(token: str) -> bytes:
+        # byte_of_character: of each of the 256 bytes. A token with other characters is plain text.
         is_written_in_bytes = byte_of_character.keys() >= set(token)
         if not is_written_in_bytes:
             return token.encode()
@@ -230,6 +236,7 @@ def _byte_alphabet() -> Callable[[str], bytes]:
 
 
 def _sentencepiece_bytes(token: str) -> bytes:
+    """The bytes of a sentencepiece token: one byte for <0x0A>, else text with its spaces."""
     is_byte = re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
     if is_byte:
         return bytes([int(token[3:5], 16)])
@@ -238,7 +245,8 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokens of a vocabulary are written in the byte alphabet of byte-level BPE (True)
-    or as sentencepiece does (False); InputError where neither."""
+    or as sentencepiece does (False); InputError where neither. The decoder of tokenizer.json tells:
+    {"type": "ByteLevel"}, {"type": "Metaspace"}, or a sequence of such steps."""
     from transformers import PreTrainedTokenizerFast
 
     if isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -247,7 +255,7 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         decoders = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         if any(step["type"] == "ByteLevel" for step in decoders):
             return True
-        space = {"String": SENTENCEPIECE_SPACE}
+        space = {"String": SENTENCEPIECE_SPACE}  # of a step that replaces this sign by a space
         if any(step["type"] == "Metaspace" or step.get("pattern") == space for step in decoders):
             return False
     raise InputError(
@@ -258,7 +266,7 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
     """Ids that end a response, ascending: of generation_config.json (else config.json), and the
-    tokenizer's own."""
+    tokenizer's own; () where no file names one. eos_token_id is an id, a list of ids, or null."""
     end_ids = None
     for name in ("generation_config.json", "config.json"):
         if end_ids is None and (folder / name).is_file():
@@ -274,7 +282,9 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
     [states, tokens]; the value `states` means that a stop string is complete.
 
     A state is the longest end of the text so far that is the beginning of a stop string; state 0 is
-    the empty one. A token without text (None) leads to state 0. bytes_of_id: of `token_bytes`.
+    the empty one. A token without text (None) leads to state 0. bytes_of_id: of `token_bytes`;
+    strings: cell.prompt.stop, one or more, none of them empty. InputError for others, and where
+    they have more than MAX_STOP_BYTES in all, each of which is a row of the table.
     """
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
@@ -295,10 +305,11 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
     prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
     states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
     state_index = {prefix: i for i, prefix in enumerate(states)}
-    longest = len(states[-1])
+    longest = len(states[-1])  # they are in the order of their lengths
 
     def state_after(text: bytes) -> int:
-        """The state after reading a text from state 0."""
+        """The state after reading a text from state 0; len(states) where a stop string is in it.
+        Uses stops (the strings as bytes), states, state_index and longest."""
         if any(stop in text for stop in stops):
             return len(states)
         start = max(0, len(text) - longest)
@@ -307,7 +318,7 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
         return state_index[text[start:]]
 
     # From state 0, the state after a token depends on its text alone. Begin with that for all
-    # states.
+    # states. The type must have room for the value `states`.
     table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
     ids_by_first_byte: dict[bytes, list[int]] = {}
     for i, piece in enumerate(bytes_of_id):
@@ -316,7 +327,8 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
             ids_by_first_byte.setdefault(piece[:1], []).append(i)
 
     # Correct the entries for which the text before the token matters. Where it makes no difference
-    # after the token's first byte, it makes none after the others.
+    # after the token's first byte, it makes none after the others. (A prefix is what state `state`
+    # stands for: the text that leads to it.)
     for prefix, state in state_index.items():
         for byte, ids in ids_by_first_byte.items():
             if state_after(prefix + byte) != state_after(byte):
@@ -333,8 +345,9 @@ def render_chats(
     """The text of each conversation by the tokenizer's chat template, rendered in another process.
     InputError where the template refuses one, or takes too much time or memory.
 
-    options: arguments for the template, such as add_generation_prompt. moment: what a template that
-    asks for the time gets; None: the time.
+    conversations: each a list of messages {"role": "user", "content": "12 + 7 ="}. options:
+    arguments for the template, such as {"add_generation_prompt": True}. moment: what a template
+    that asks for the time gets; None: the time.
     """
     seconds = SECONDS + SECONDS_PER_CONVERSATION * len(conversations)
     arguments = {
@@ -351,8 +364,10 @@ def render_chats(
     text = "".join(json.dumps(line) + "\n" for line in [settings, *conversations])
     command = [sys.executable, "-m", "isojax.tasks.tokenizer"]
     completed = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    # A line that does not end so was cut off when the process was ended.
     replies = [json.loads(line) for line in completed.stdout.splitlines() if line.endswith("}")]
 
+    # The replies are in the order of the conversations, up to the first that failed.
     texts = [reply["text"] for reply in replies if "text" in reply]
     if len(texts) < len(conversations):
         errors = [reply["error"] for reply in replies if "error" in reply]
@@ -384,8 +399,10 @@ def _frozen_clock(moment: datetime) -> type[datetime]:
 
 def _serve() -> None:
     """What the process of `render_chats` runs: read settings and conversations from stdin, and
-    print {"text": ...} or {"error": ...} for each. It has no handler for the alarm, which so ends a
-    template that loops for ever."""
+    print {"text": ...} or {"error": ...} for each, up to the first error. It has no handler for the
+    alarm, which so ends a template that loops for ever. The first line of stdin is the settings:
+    {"seconds": 10.2, "arguments": {...}, "moment": "2026-01-31T12:00:00"}; each further line is a
+    conversation."""
     from transformers.utils import chat_template_utils
 
     settings = json.loads(sys.stdin.readline())

@@ -54,7 +54,8 @@ def read_as_written(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that tokenizer.json in `folder` defines. loaded: the one that transformers made
     of the folder, which is returned where both tokenize alike. A sentence is appended to `notes`
-    where they do not, and where other files name tokens that tokenizer.json lacks."""
+    where they do not, and where other files name tokens that tokenizer.json lacks ("tokens beside
+    it"): these become tokens as well."""
     from tokenizers import Tokenizer
 
     as_written: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
@@ -68,8 +69,9 @@ def read_as_written(
     beside = [
         token for token in _added_tokens(loaded) if _is_beside(token, as_written, named_tokens)
     ]
-    difference = _first_difference(loaded, as_written)
+    difference = _first_difference(loaded, as_written)  # a text in words; None: no probe differs
     tokens_of_file = as_written.get_vocab().keys()
+    # Tokens that the class has added by itself, such as <unk>.
     has_invented_tokens = bool(loaded.get_vocab().keys() - tokens_of_file - named_tokens)
     if difference is None and not has_invented_tokens and _has_components_of(loaded, as_written):
         if beside:
@@ -107,7 +109,7 @@ def describe_tokens_beside(
     """A note for the user on tokens that a model's folder names only in other files than
     tokenizer.json, with a short program that writes them into it. (save_pretrained would also
     write the pre-tokenizer of the class.) tokenizer: as read from the folder; beside: the tokens,
-    one or more, by their ids."""
+    one or more, in the order of their ids, which `groupby` below relies on."""
     ids = tokenizer.get_vocab()
     names = [token.content for token in beside]
     listed = ", ".join(f"{name} ({ids[name]})" for name in names[:MAX_NAMED_TOKENS])
@@ -150,8 +152,9 @@ def _configured_ids(folder: Path) -> dict[str, int]:
 
 
 def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) -> str | None:
-    """The first text to which the two tokenizers give different ids, with a few of both, in words;
-    None where all probes get the same."""
+    """The first text to which the two tokenizers give different ids, with a few of both, in words
+    that can follow "tokenizes": "' The cat' as ...[1, 2]... where the file says ...[3]...". None
+    where all probes get the same."""
     for text in [*PROBES, *_special_token_probes(as_written)]:
         expected = as_written.encode(text, add_special_tokens=False).ids
         try:
@@ -163,7 +166,7 @@ def _first_difference(loaded: PreTrainedTokenizerBase, as_written: Tokenizer) ->
             reason = str(e).splitlines()[0] if str(e) else ""
             return f"{text!r} not at all ({type(e).__name__}: {reason})"
         if ids != expected:
-            start = 0
+            start = 0  # how many ids agree; the lists differ somewhere, so that the loop ends
             while ids[: start + 1] == expected[: start + 1]:
                 start += 1
             window = slice(start, start + 4)
@@ -208,7 +211,8 @@ def _with_settings_of(
 ) -> PreTrainedTokenizerFast:
     """The tokenizer of the file with the settings of `loaded`, which come from
     tokenizer_config.json: the special tokens that a file names, the chat template, the longest
-    text."""
+    text. as_written: of tokenizer.json; named_tokens: texts that other files may mean by a token
+    (`_named_tokens`). Special tokens that only the class of `loaded` has are left out."""
     from transformers import PreTrainedTokenizerFast
 
     vocab = as_written.get_vocab()

@@ -40,8 +40,9 @@ def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
 
 @verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
-    """A check that computes the reply of the task `argument`. Its `response` is a JSON list of the
-    turns so far; the verdict's message is the reply if `parsed`, otherwise the response is done."""
+    """A check that computes the reply of the task `argument`, such as "calculator". Its `response`
+    is a JSON list of the turns so far, texts; the verdict's message is the reply if `parsed`,
+    otherwise the response is done. Its prompt is not used."""
     reply = source.load(argument).traits.reply
     assert reply is not None, "find_reply names tasks that reply"
 
@@ -59,8 +60,9 @@ def build(argument: str) -> Check:
 
 
 def find_reply(task: str) -> str | None:
-    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where it has no
-    `reply`."""
+    """The verifier that replies for a text task NAME or NAME:ARGUMENT, such as
+    "isojax.tasks.turns:calculator"; None where it has no `reply`. InputError where the task's
+    `reply` does not take (problem, turns)."""
     name = task.partition(":")[0]
     reply = source.load(name).traits.reply
     if reply is None:
@@ -92,7 +94,8 @@ def describe_turns(cell: CellConfig) -> str:
 
 def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:
     """InputError unless the reply function of a task on device can be traced by JAX and gives
-    arrays of the right shapes (protocol.py: DeviceReply)."""
+    arrays of the right shapes (protocol.py: DeviceReply). task: its name, for messages; reply: its
+    StopConditions.reply; response_length: T."""
     R = 3  # any number of responses
     rows = jax.ShapeDtypeStruct((R, response_length), "int32")
     lengths = jax.ShapeDtypeStruct((R,), "int32")
@@ -102,6 +105,7 @@ def check_device_reply(task: str, reply: Callable[..., Any], response_length: in
     )
 
     problem = ""
+    # Answers have rows of T too: they are padded like responses (EncodedProblems.answers).
     try:
         context, counts = jax.eval_shape(reply, rows, rows, lengths)
         if not context.shape[:-1] == counts.shape == (R,):

@@ -64,7 +64,8 @@ def _problem_id(game: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
 
 
 def last_tokens(tokens: Int[Array, "*b T"], lengths: Int[Array, "*b"]) -> Int[Array, "*b 3"]:
-    """The last three tokens of each response: of a turn, the guess and `?`."""
+    """The last three tokens of each response: of a turn, the guess and `?`. A response of fewer
+    than three gets its first token in place of what is missing."""
     positions = jnp.stack([lengths - 3, lengths - 2, lengths - 1], -1)
     return jnp.take_along_axis(tokens, jnp.maximum(positions, 0), -1)
 
@@ -73,11 +74,14 @@ def reply(
     answers: Int[Array, "R A"], tokens: Int[Array, "R T"], lengths: Int[Array, " R"]
 ) -> tuple[Int[Array, "R 1"], Int[Array, " R"]]:
     """`<` or `>` after a wrong guess; the response is done after the right one, or a turn that is
-    no guess."""
+    no guess. (The reply as one token of context, and how many tokens it has: 1, or 0 where the
+    response is done.) answers begin with the two digits of the secret; this is a DeviceReply
+    (protocol.py)."""
     digits = last_tokens(tokens, lengths)
     guess = digits[:, 0] * 10 + digits[:, 1]
     secret = answers[:, 0] * 10 + answers[:, 1]
-    # Tokens 0..9 are the digits 0..9.
+    # Tokens 0..9 are the digits 0..9. With GUESS_LENGTH tokens of the policy in each turn and one
+    # of the reply, a guess ends where the length is 3, 7, 11, ...
     is_guess = (lengths % TURN_LENGTH == GUESS_LENGTH) & (digits[:, :2] < 10).all(-1)
     context = jnp.where(secret < guess, TOKEN_ID["<"], TOKEN_ID[">"])
     return context[:, None], (is_guess & (guess != secret)).astype(jnp.int32)
@@ -103,6 +107,7 @@ class GuessTask:
                 expected=f"at most {num_problems}, the problems of the task `guess`",
             )
 
+        # Each number stands for a game and a range; the arrays are i64[count].
         drawn = rng.choice(num_problems, count, replace=False)
         games, range_indices = np.divmod(drawn, len(_RANGES))
         lows, highs = _RANGES[range_indices].T
@@ -118,8 +123,9 @@ class GuessTask:
     def encode(
         self, problems: list[Problem], prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Problems as tokens: prompts of 7, and answers of three, the secret and `?`, padded to
-        response_length. InputError for lengths that do not fit."""
+        """Problems as tokens: prompts i32[Q 7], and answers i32[Q response_length], which are the
+        secret's two digits and `?`, padded. InputError for lengths that do not fit: prompt_length
+        must be 7."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
             raise InputError(
                 where="cell.sampling",
@@ -147,8 +153,11 @@ class GuessTask:
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
         """`count` games as the player plays them (top of this file), as prompts and responses for
-        the base policy to imitate. Tokens of the task's replies are marked as ~token."""
+        the base policy to imitate. Tokens of the task's replies are marked as ~token. `answers` of
+        what is returned, i32[count response_length], are the games rather than the secrets. All
+        arrays below have a row or an entry for each game."""
         encoded = self.encode(self.problems(count, rng), prompt_length, response_length)
+        # Out of the ids, which `_problem_id` has made.
         game = encoded.ids // 10_000
         low = encoded.ids // 100 % 100
         high = encoded.ids % 100
@@ -158,7 +167,8 @@ class GuessTask:
         # All games are played at once, turn by turn.
         tokens = np.full((count, response_length), self.pad, np.int32)
         is_playing = np.ones(count, bool)
-        smallest, largest = low, high  # the numbers that the replies so far have not excluded
+        # The range that the replies so far have not excluded. Only a bisecting player looks at it.
+        smallest, largest = low, high
         for start in range(0, response_length - GUESS_LENGTH + 1, TURN_LENGTH):
             bisects = rng.random(count) < bisect_probability
             guess = np.where(bisects, (smallest + largest) // 2, rng.integers(low, high + 1))
@@ -183,7 +193,8 @@ class GuessTask:
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
     ) -> Float[Array, "*b"]:
-        """1 where the last turn is the secret and `?`."""
+        """1 where the last turn is the secret and `?`. mask: where a response has tokens, context
+        too; answers as `encode` makes them."""
         lengths = mask.sum(-1)
         is_right = (last_tokens(tokens, lengths) == answers[..., :3]).all(-1)
         return (is_right & (lengths % TURN_LENGTH == GUESS_LENGTH)).astype(jnp.float32)

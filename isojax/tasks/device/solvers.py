@@ -38,7 +38,7 @@ CONFUSION_PROBABILITY = _rng.dirichlet(np.full(len(OPERATORS) - 1, 0.7), size=le
 
 
 def solve(operator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The answer of each operator (0..7) on each pair of numbers."""
+    """The answers i[q] of operators i[q] (0..7, indices into OPERATORS) to pairs a, b: i[q]."""
     all_answers = np.stack(
         [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10]
     )
@@ -51,7 +51,8 @@ def _prompt_text(operator: int, a: int, b: int) -> str:
 
 def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     """Texts as tokens, one for each character, padded on the right: i32[texts, length]. InputError
-    where a text is longer, or has characters outside ALPHABET. field: "prompt" or "response", for
+    where a text is longer, or has characters outside ALPHABET. texts: one or more; length:
+    cell.sampling's prompt_length or response_length; field: "prompt" or "response", for
     messages."""
     longest = max(texts, key=len)
     if not len(longest) <= length <= MAX_LENGTH:
@@ -63,7 +64,7 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
             expected=f"{len(longest)} to {MAX_LENGTH:,}",
         )
 
-    # NumPy pads byte strings with zeros.
+    # NumPy pads byte strings with zeros. TOKEN_OF_BYTE gives -1 for characters outside ALPHABET.
     padded = np.array([text.encode() for text in texts], f"S{length}")
     codes = padded.view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]
@@ -103,7 +104,8 @@ class SolversTask:
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))
         for operator, row in enumerate(CONFUSION_PROBABILITY):
             confusion[operator, np.arange(len(OPERATORS)) != operator] = row
-        selected = confusion[:, self.operators]
+        selected = confusion[:, self.operators]  # [every operator, chosen operator]
+        # At least 1e-9, so that nothing is divided by 0.
         row_sums = np.maximum(selected.sum(1, keepdims=True), 1e-9)
         self._confusion_cdf = np.cumsum(selected / row_sums, 1)
 
@@ -132,8 +134,9 @@ class SolversTask:
     def encode(
         self, problems: list[Problem], prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """Prompts and answers as tokens, one for each character; InputError where one does not
-        fit."""
+        """Prompts i32[Q prompt_length] and answers i32[Q response_length] as tokens, one for each
+        character, padded on the right; each answer with its end token "$". InputError where one
+        does not fit."""
         answers = [problem.answer + "$" for problem in problems]
         prompts = [problem.prompt for problem in problems]
         return EncodedProblems(
@@ -152,13 +155,15 @@ class SolversTask:
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
         """`count` random problems with answers of right and wrong solvers (top of this file), for
-        the base policy to imitate."""
+        the base policy to imitate. Problems may repeat, and their ids are 0, which nobody needs
+        here. The arrays operator (0..7), a and b are i64[count]."""
         operator = rng.choice(self.operators, count)
         a = rng.integers(0, 100, count)
         b = rng.integers(0, 100, count)
 
         # Who answers: the right solver, or another one, drawn by inverting the distribution
-        # function.
+        # function: its index among self.operators is the number of entries of the row below a
+        # random number. Rounding may make it one too large, hence `clip`.
         wrong_index = (rng.random(count)[:, None] > self._confusion_cdf[operator]).sum(1)
         wrong_solver = self.operators[wrong_index.clip(0, len(self.operators) - 1)]
         is_right = rng.random(count) < CORRECT_PROBABILITY[operator, a % 5, b % 3]

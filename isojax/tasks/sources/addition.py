@@ -26,8 +26,9 @@ class AdditionSource:
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` distinct random sums in random order, or all if there are fewer: prompt
-        "12 + 7 =", answer "19"."""
+        "7 + 12 =", answer "19"."""
         base = 10**self.high
+        # All numbers of at most `high` digits without those of fewer than `low`; 0 has one digit.
         num_operands = base - (0 if self.low == 1 else 10 ** (self.low - 1))
         num_sums = num_operands * (num_operands + 1) // 2  # a + b is b + a
         count = min(count, num_sums)
@@ -48,6 +49,7 @@ class AdditionSource:
         return problems
 
     def _operands(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Random operands i[count]: first how many digits each has, then the number."""
         digits = rng.integers(self.low, self.high + 1, count)
         return rng.integers(np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits)
 

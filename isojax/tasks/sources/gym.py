@@ -36,10 +36,10 @@ DEADLINE_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorSource:
-    """A generator, its settings (with `size`) and its seed."""
+    """A generator, its settings (with `size`, how many items it makes) and its seed."""
 
-    name: str
-    settings: dict[str, Any]
+    name: str  # such as "leg_counting"
+    settings: dict[str, Any]  # such as {"size": 10000, "min_animals": 2}
     seed: int
     deadline: float = DEADLINE_SECONDS
 
@@ -94,8 +94,9 @@ class GeneratorSource:
 
 @source
 def gym(argument: str, data: DataConfig) -> GeneratorSource:
-    """The source of a task `gym:NAME,key=value,...`. InputError for bad settings or a missing
-    package; an unknown generator is found only when problems are asked for."""
+    """The source of a task `gym:NAME,key=value,...`; argument: what follows the colon. InputError
+    for bad settings or a missing package; an unknown generator is found only when problems are
+    asked for."""
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")
     if not name:
@@ -128,7 +129,9 @@ def gym(argument: str, data: DataConfig) -> GeneratorSource:
 
 def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """In the generator's process: its items as {index, question, entry}, or a single {"error": ...}
-    where the name or a setting is unknown. request: the fields of GeneratorSource, and count."""
+    where the name or a setting is unknown. entry: the generator's own item, a dict with "question",
+    "answer" and "metadata", as `to_tagged_json` makes it. request: the fields of GeneratorSource,
+    and count. Items may repeat."""
     import reasoning_gym  # pyright: ignore[reportMissingImports]
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
 
@@ -165,7 +168,9 @@ def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _run_generator(request_text: str, items_path: str) -> None:
     """What the generator's process runs: write its first distinct items as lines of JSON. Each has
-    a deadline; an alarm without a handler kills a process that is stuck."""
+    a deadline; an alarm without a handler kills a process that is stuck. request_text: JSON of the
+    fields of GeneratorSource, and count; items_path: the file to write. The last line may be
+    {"error": a text}."""
     request = json.loads(request_text)
     seen_questions: set[str] = set()
     with Path(items_path).open("w") as f:

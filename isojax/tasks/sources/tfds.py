@@ -36,8 +36,9 @@ TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as J
 
 @source
 def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
-    """The source of a task `tfds:FOLDER#SPLIT,SPLIT`: some splits of a data set. InputError where
-    there is no such data set or split, or a package is missing."""
+    """The source of a task `tfds:FOLDER#SPLIT,SPLIT`: some splits of a data set; argument: what
+    follows the colon. InputError where there is no such data set or split, or a package is
+    missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:
         raise InputError(
@@ -88,8 +89,9 @@ class TfdsSplits:
         return random_subset(candidates, count, rng)
 
     def _read_rows(self, name: str) -> Iterator[DataRow]:
-        """The records of a split as rows. Their numbers count over all splits of the data set in
-        order of name, so that a record has the same number whichever splits are read."""
+        """The records of a split, such as "hard_train", as rows. Their numbers count over all
+        splits of the data set in order of name, so that a record has the same number whichever
+        splits are read."""
         import grain
 
         info = self.builder.info
@@ -125,7 +127,9 @@ def write_dataset(
 ) -> None:
     """Write problems as a TFDS data set in a new folder, one file for each split. splits: name ->
     its problems, such as {"hard_train": [...]}; metadata: plain JSON, for its metadata.json. After
-    a failure no folder is left. InputError where the folder exists."""
+    a failure no folder is left, since everything is written in a temporary one (`atomic_folder`)
+    that is renamed at the end. InputError where the folder exists, or tensorflow_datasets is
+    missing."""
     if folder.exists():
         raise InputError(
             where=folder,
@@ -141,7 +145,8 @@ def write_dataset(
         features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
 
-    # One shard for each split, however large.
+    # One shard (file) for each split, however large: largest + 1 is never 0, and no split is so
+    # large.
     largest = max(map(len, splits.values()), default=0)
     with atomic_folder(folder) as temp:
         identity = tfds.core.DatasetIdentity(
@@ -199,7 +204,8 @@ def import_tfds() -> ModuleType:
 
 def _open_builder(folder: Path) -> Any:
     """The TFDS builder of the data set in a folder; InputError where there is none, or where its
-    files are not ArrayRecord, which alone can be read without TensorFlow."""
+    files are not ArrayRecord, which alone can be read without TensorFlow. The builder gives the
+    splits and features as builder.info, and the data set's folder as builder.data_dir."""
     if not (folder / "dataset_info.json").is_file():
         raise InputError(
             where=folder,

@@ -45,8 +45,10 @@ class Verdict(NamedTuple):
 
     correct: the reward where rewards are binary.
     parsed: an answer was found in the response, correct or not.
-    failure: why there is no plain verdict: partial, score, none, error, memory, machine, timeout,
-        crash, forged; empty where there is one.
+    failure: why there is no plain verdict: partial (a score other than 0, 1 and -1, in binary
+        rewards), score (one that is missing or out of range), none (it does not apply to the
+        problem), input (the problem cannot be judged), error, memory, machine, timeout, crash,
+        forged; empty where there is one.
     message: what happened, in one line.
     scores: by name, for graded rewards; None: `correct` is the only one.
     not_applicable: the names of scores that this problem does not have: their function gave None.
@@ -80,7 +82,8 @@ class LoadedVerifier(NamedTuple):
 
 def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
     """One verifier, or several by the name of their score; InputError where there is none of a
-    name."""
+    name. use: cell.verifier.use, such as "math", "function:rewards.py:my_reward" or {"right":
+    "math", "short": "function:rewards.py:length"}."""
     if isinstance(use, str):
         name, _, argument = use.partition(":")
         plugin = verifier.load(name)
@@ -96,10 +99,11 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
 
 def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
     """The user's Python files that `cell.verifier.use` refers to: of function:FILE.py:NAME, of
-    modules, and of verifiers that the user has added."""
+    modules, and of verifiers that the user has added. use: as of `load_verifier`. Paths are as they
+    are written, and the files need not exist."""
     uses = [use] if isinstance(use, str) else list(use.values())
     plugins = [verifier.load(one.partition(":")[0]) for one in uses]
-    files = [plugin.file for plugin in plugins if not plugin.is_own]
+    files = [plugin.file for plugin in plugins if not plugin.is_own]  # own: a part of isojax
 
     names: list[str] = []  # FILE.py or PACKAGE.MODULE of function:...:NAME
     for one in uses:
@@ -119,11 +123,13 @@ def _combine(checks: Mapping[str, Check]) -> Check:
     all are, and has all scores by name.
 
     A check that fails without a score ends it with that failure. A check that does not apply to a
-    problem is left out there; where none applies, that is the failure `none`.
+    problem is left out there; where none applies, that is the failure `none`. The score of a check
+    is its main one, under the check's name.
     """
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        # Make the checks, up to the first that fails.
+        # Make the checks, up to the first that fails. (`partial` is no failure where rewards are
+        # graded.)
         verdicts: dict[str, Verdict] = {}
         for name, check_one in checks.items():
             verdict = check_one(problem, prompt, response)
@@ -135,6 +141,7 @@ def _combine(checks: Mapping[str, Check]) -> Check:
         applying = {name: one for name, one in verdicts.items() if name not in not_applicable}
         scores = {name: _main_score(one) for name, one in applying.items()}
 
+        # The failure of all together: an error is worse than a score outside the range.
         failures = {one.failure for one in applying.values()}
         failure = ""
         if "error" in failures:
@@ -176,7 +183,8 @@ class GradedVerdict(NamedTuple):
 
 def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdict:
     """The graded reward of a verdict: the weighted mean of its scores. weights: the weight of each
-    score, by name.
+    score, by name, such as {"right": 0.9, "short": 0.1}; their sum need not be 1. Scores without a
+    weight are not used.
 
     A score that is missing or outside 0..1 makes the verdict a failure, `score`. After a failure
     reward and scores are 0. A score that does not apply to the problem is left out of the mean, and
@@ -197,6 +205,7 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdic
         return GradedVerdict(0.0, Verdict(False, verdict.parsed, "score", message, no_scores))
 
     scores = verdict.scores_by_name()
+    # _describe_bad_score has let through what is outside 0..1 by no more than SCORE_TOLERANCE.
     graded = {name: min(max(scores[name], 0.0), 1.0) for name in applying}
     total_weight = sum(applying.values())
     weighted_sum = sum(weight * graded[name] for name, weight in applying.items())
@@ -208,7 +217,8 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdic
 
 def _describe_bad_score(verdict: Verdict, names: Sequence[str]) -> str:
     """What is wrong with the scores of these names, in words: one is missing or outside 0..1 (the
-    last such one is described); "" where all are usable."""
+    last such one is described); "" where all are usable. names: those with a weight that apply to
+    the problem."""
     scores = verdict.scores_by_name()
     message = ""
     for name in names:

@@ -34,7 +34,10 @@ NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whateve
 @verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
     """A check that calls the function of `argument`, FILE.py:NAME or MODULE:NAME, with the
-    arguments that it names (top of this file); InputError where it cannot be found or imported."""
+    arguments that it names (top of this file); InputError where it cannot be found or imported.
+
+    The check uses parameter_names (of what the function names, without *args and **columns),
+    required_names (those of them without a default) and takes_all_columns (it has **columns)."""
     function = load_function("function", argument)
     parameters = inspect.signature(function).parameters.values()
     takes_all_columns = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -46,7 +49,8 @@ def build(argument: str) -> Check:
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         """The verdict of the function's score; InputError where it needs a column that the problem
-        does not have."""
+        does not have. A column named prompts, completions or answer is not passed, since these are
+        the function's own arguments."""
         arguments = {
             **problem.columns,
             "prompts": prompt,
@@ -77,9 +81,10 @@ def build(argument: str) -> Check:
 
 
 def _read_scores(returned: Any, response: str, place: str) -> Verdict:
-    """The verdict of what a function returned, which should be a list of one score. None as the
-    score: the function does not apply to the problem. Anything else is a failure, whose message
-    describes it. place: where the function is defined, for messages."""
+    """The verdict of what a function returned, which should be a list of one score, [1.0]. None as
+    the score: the function does not apply to the problem. Anything else is a failure, whose message
+    describes it. response: its text, which `score_to_verdict` looks at; place: where the function
+    is defined, such as "rewards.py:12 (reward)", for messages."""
     is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
     scores = list(returned) if is_list else []
     if len(scores) != 1:
@@ -95,7 +100,8 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
 
 
 def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls this one and, where it is `async def`, waits for its result.
+    """A function that calls this one and, where it is `async def`, waits for its result. It takes
+    keyword arguments alone.
 
     One event loop serves all calls: an HTTP client that the function keeps can only be used in the
     loop in which it was used first.
@@ -129,8 +135,8 @@ def describe_value(value: Any) -> str:
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
     """The user's function that `argument`, FILE.py:NAME or PACKAGE.MODULE:NAME, refers to; without
-    a NAME that of default_name. verifier: such as "function", for messages. InputError where it
-    cannot be imported or found."""
+    a NAME that of default_name ("": a NAME is needed). verifier: such as "function", for messages.
+    InputError where it cannot be imported or found. The file or module is run by this import."""
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
     if not module_or_file or not name:
@@ -181,7 +187,8 @@ def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
 
     For binary rewards, numbers other than 0, 1 and -1 are suspect: the failure `partial`, or
     `score` above 1, where the function probably means something else by 1. place: where the
-    function is defined, for messages.
+    function is defined, for messages. response: an empty one counts as not parsed. The score itself
+    is in `scores`, for graded rewards, also after a failure.
     """
     giver = place or "the function"
     try:

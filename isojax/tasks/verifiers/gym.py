@@ -29,7 +29,9 @@ def build(argument: str) -> Check:
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
     """Judge a response by the scorer of the problem's generator: correct where the score is 1,
-    parsed where there is any answer. InputError for a problem of another source."""
+    parsed where there is any answer. InputError for a problem of another source. The problem's
+    columns "gym", "settings" and "entry" name the generator, its settings and its item
+    (sources/gym.py)."""
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
         raise InputError(
@@ -43,6 +45,7 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     # Settings as text: the cache of scorers needs arguments that can be hashed.
     scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
     score = scorer(answer, from_tagged_json(columns["entry"])) if answer else 0.0
+    # A score counts as 1 within rounding errors.
     return Verdict(abs(score - 1) < 1e-6, bool(answer), scores={MAIN_SCORE: score})
 
 

@@ -28,8 +28,8 @@ def build(argument: str) -> Check:
 
 
 def check(problem: Problem, prompt: str, response: str) -> Verdict:
-    """Parsed where the response is an integer; InputError where the problem's own answer is
-    none."""
+    """Correct where the response is the integer of the problem's answer, parsed where it is an
+    integer; InputError where the problem's own answer is none. "1,234" and " +7 " are integers."""
     reference_integer = _parse_integer(problem.answer)
     response_integer = _parse_integer(response)
     if reference_integer is None:
@@ -50,5 +50,7 @@ def check_last_line(problem: Problem, prompt: str, response: str) -> Verdict:
 
 
 def _parse_integer(text: str) -> int | None:
+    """The integer that is the whole text but for white space; None for any other text. U+2212 is
+    the minus sign of typeset texts."""
     match = _INTEGER.fullmatch(text)
     return int(match[1].replace(",", "").replace("\u2212", "-")) if match else None

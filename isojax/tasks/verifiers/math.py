@@ -58,7 +58,8 @@ _EXPONENT_OR_E = re.compile(r"[0-9][eE]-[0-9]")
 @verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
     """The check that compares a response's final answer with the reference; InputError where an
-    argument is given, or a package of the extra [verify] is missing."""
+    argument is given, or a package of the extra [verify] is missing. The check uses `equality` and
+    `algebra`, which are made once for all checks of the process."""
     refuse_argument("math", argument)
     math_verify = import_extra("verify", "cell.verifier.use = math", "math_verify")
     mpmath = import_extra("verify", "cell.verifier.use = math", "mpmath")
@@ -86,7 +87,9 @@ def _judge(
 ) -> Verdict:
     """Compare the answer that a response states with the reference, cheap comparisons first: as
     options, plain numbers and text, then as expressions. reference: normalized
-    (`reference_answer`). parsed in the verdict: whether there is an answer at all."""
+    (`reference_answer`), such as "42" or "(C) 12". parsed in the verdict: whether there is an
+    answer at all. In a text that marks no answer (Form.NOWHERE) there is one only if a value can be
+    read."""
     if not statement.text:
         return Verdict(correct=False, parsed=False)
     is_stated = statement.form is not Form.NOWHERE
@@ -95,7 +98,7 @@ def _judge(
     # As options, as plain numbers, as texts.
     if _is_option(reference) and _same_options(reference, statement, answer):
         return Verdict(correct=True, parsed=True)
-    is_same_number = _same_plain_numbers(reference, answer)
+    is_same_number = _same_plain_numbers(reference, answer)  # None: not both are plain numbers
     if is_same_number is not None:
         return Verdict(is_same_number, parsed=True)
     if not is_matchable(reference):
@@ -103,7 +106,8 @@ def _judge(
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
 
-    # As expressions. Either may be read in several ways; one in common is enough.
+    # As expressions. Either may be read in several ways; one in common is enough. The value of an
+    # option, 12 in "C. 12", counts only where the letters agree.
     reference_nodes = _read_reference(reference)
     nodes = _read_whole(statement.form, answer)
     option_value = value_of_option(answer)
@@ -111,6 +115,7 @@ def _judge(
         nodes += read(normalize_answer(option_value))
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
+    # Only what isojax cannot read is left to math-verify.
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
         return Verdict(correct=True, parsed=True)
     if not nodes and statement.form is not Form.WHOLE:
@@ -127,7 +132,7 @@ def _is_option(reference: str) -> bool:
 
 def _same_options(reference: str, statement: Statement, answer: str) -> bool:
     """Whether an answer chooses what the reference does: C, or C with a value where the reference
-    has none."""
+    has none. reference: an option or a list of options (`_is_option`); answer: normalized."""
     letters = option_letters(reference)
     if letters is not None:
         return letters == option_letters(answer)
@@ -142,7 +147,8 @@ def _same_plain_numbers(reference: str, answer: str) -> bool | None:
     """Whether two integers or decimals are equal; None where reference or answer is anything else.
     The answer may have a dollar sign or a unit: "$1,234.50", "42 apples".
 
-    Most answers are of this kind, and are decided here, which is fast.
+    Most answers are of this kind, and are decided here, which is fast. Both are normalized; a False
+    is final, and no further comparison is made.
     """
     if reference == answer and reference.isdigit():
         return True
@@ -194,7 +200,7 @@ def _read_reference(reference: str) -> tuple[Node, ...]:
 
 def _read_statement(statement: Statement) -> tuple[Node, ...]:
     """The trees of the value that a sentence states, or of a value in a text that marks no answer;
-    () where it states none, or several."""
+    () where it states none, or several. Several trees are readings of one value (`read`)."""
     if statement.form is Form.NOWHERE:
         values = last_values(statement.text)
     else:

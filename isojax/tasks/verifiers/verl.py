@@ -37,7 +37,7 @@ def build(argument: str) -> Check:
     takes_prompt = False
     try:
         with suppress(ValueError):  # some functions written in C do not name their parameters
-            signature = inspect.signature(compute_score)
+            signature = inspect.signature(compute_score)  # ValueError where it is not known
             takes_prompt = PROMPT_PARAMETER in signature.parameters
             optional = (PROMPT_PARAMETER,) if takes_prompt else ()
             signature.bind(**dict.fromkeys((*PARAMETERS, *optional)))
@@ -52,7 +52,9 @@ def build(argument: str) -> Check:
     place = describe_function(compute_score)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
-        """Call the function as verl does, with the problem's columns, and read what it returns."""
+        """Call the function as verl does, with the problem's columns, and read what it returns: a
+        score, (score, a comment), or a dict with "score" or "acc". Uses `call` (the function),
+        takes_prompt and place."""
         columns = problem.columns
         reward_model = columns.get("reward_model") or {}
         answer = reward_model.get("ground_truth", problem.answer)
@@ -75,7 +77,8 @@ def build(argument: str) -> Check:
 
 
 def _read_dict(scores: Mapping[Any, Any], response: str, place: str) -> Verdict:
-    """The verdict of {"score": 1.0, "acc": 1, ...}."""
+    """The verdict of {"score": 1.0, "acc": 1, ...}, with all entries that are numbers as scores;
+    the failure `error` where it has neither "score" nor "acc"."""
     if "acc" not in scores and "score" not in scores:
         keys = ", ".join(map(str, scores)) or "nothing"
         message = f'{place} returned a dict with {keys}, expected one with "score"'
