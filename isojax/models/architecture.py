@@ -29,6 +29,8 @@ Kind = Any
 
 @dataclass(frozen=True)
 class Architecture:
+    """What a family makes of a config: the parts of a described policy."""
+
     embedding: Embedding
     kinds: Sequence[Kind]  # of each layer
     block: Callable[[Kind], Block]  # describes a layer of a kind

@@ -147,6 +147,7 @@ class Decoding:
 
     @property
     def transpose_weights(self) -> bool:
+        """Whether layers store their matrices as [outputs, inputs], for products of few rows."""
         return self.unrolled_layers and self.allow_transposed and not self.quantises_weights
 
     @property
@@ -159,6 +160,7 @@ class Decoding:
 
     @property
     def separate_prefix(self) -> bool:
+        """Whether prompts are held apart from the slots' responses, one for each prefix group."""
         return self.slots_per_prefix > 1 or self.shard_positions
 
     @property
@@ -188,7 +190,9 @@ class Decoding:
 
     @property
     def _merges_adapters(self) -> bool:
-        """bfloat16 would round most of an adapter's product away."""
+        """Whether adapters are added into the matrices that they adapt, for the sampler.
+
+        In float32 alone: bfloat16 would round most of an adapter's product away."""
         return self.decoder.options.compute_dtype == "float32"
 
     @cached_property
@@ -261,7 +265,7 @@ class Decoding:
         return weights
 
     def _unroll(self, stacked: Params, stack: Stack) -> list[Params]:
-        """The weights of each layer of a stack."""
+        """Return the weights of each layer of a stack, in its order; `stacked`: {name: [L ...]}."""
         layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(len(stack.layers))]
         if self.transpose_weights:
             layers = [to_output_major(layer, stack.described.specs) for layer in layers]
@@ -326,12 +330,14 @@ class Decoding:
         return self._to_cache_layers(kv_by_stack)
 
     def empty_cache(self) -> KVCache:
+        """Return the cache before any prompt is admitted: zeros, which no slot reads."""
         if self.separate_prefix:
             prefix_table = self.empty_prefix_table(self.prefix_groups)
             return KVCache(self._zero_cache(self.slots, self.response_length), prefix_table)
         return KVCache(self._zero_cache(self.slots, self._positions), ())
 
     def empty_prefix_table(self, entries: int) -> Any:
+        """Return a table for so many prompts, in the layout of `KVCache.prefix_kv`."""
         return self._zero_cache(entries, self.prefix_length, for_prefixes=True)
 
     def prefill(
@@ -387,7 +393,10 @@ class Decoding:
         return Prefilled(self._to_cache_layers(kv_by_stack), prefix.last_hidden, experts)
 
     def store_entries(self, prefix_table: Any, entries: Any, first_entry: Int[Array, ""]) -> Any:
-        """The table with these entries, from `first_entry` on."""
+        """Return the table with these entries, from `first_entry` on.
+
+        `entries`: of `prefill`, g of them; first_entry + g must be at most the table's entries,
+        because dynamic_update_slice would move them back to fit."""
         store = partial(
             lax.dynamic_update_slice_in_dim, start_index=first_entry, axis=self.row_axis
         )

@@ -212,6 +212,7 @@ def stack_sizes(
         kept_by_remat = kept_bytes(layer, width, compute, nothing)
         return kept, kept_by_remat
 
+    # as if a program were traced for it, whatever this process has
     with traced_for(platform):
         # an adapter puts no other values into an MLP
         base_specs = stack.base.specs.values()
@@ -258,6 +259,8 @@ def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
     experts = dict(spec.stacked).get("expert")
     if experts is None or not values_inside_mlp(spec, split) or traced_platform() == "cpu":
         return 0
+    # Asked for gate and for up, each of which would have the copies and their gradient, 4 in all: 2
+    # are left, or 1 where nothing needs the copies themselves.
     copies = round(spec.share * experts) * dict(split(one_layer_axes(spec)))["embed"]
     lora = decoder.config.lora
     are_trained = lora is None or EXPERTS_TARGET in lora.targets
@@ -300,6 +303,7 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
     # A stand-in that needs queries, keys and values: what attention itself keeps depends on how it
     # is computed.
     def attend(q: Array, k: Array, v: Array, window: int | None) -> tuple[Array, None]:
+        # [1 t N H] times [1 t 1 H]
         return q * (k.sum(1) * v.sum(1))[:, :, None], None
 
     def run(x: Array, weights: dict[str, Array]) -> Array:

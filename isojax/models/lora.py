@@ -90,6 +90,7 @@ class SplitTree(NamedTuple):
 
 
 def split_adapters(tree: dict[str, Any]) -> SplitTree:
+    """Split a tree of parameters into adapters, by stack, and all else."""
     adapters = {}
     base = dict(tree)
     for stack, weights in stacks_of(tree).items():
@@ -99,7 +100,10 @@ def split_adapters(tree: dict[str, Any]) -> SplitTree:
 
 
 def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[str, Any]:
-    """The policy's parameters: `trained`, if those are all, or adapters with the base policy's."""
+    """Return the policy's parameters from those that are trained.
+
+    `trained`: all of them, known by the embedding, or adapters by stack, with which the base
+    policy's are joined."""
     if "embed" in trained:
         return trained
     with_adapters = {stack: base_params[stack] | adapters for stack, adapters in trained.items()}

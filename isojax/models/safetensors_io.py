@@ -161,7 +161,9 @@ def _hash_files(files: list[Path], first_bytes: bytes = b"") -> str:
 
 
 def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
-    """`atomic_folder` of a folder that must not exist."""
+    """Return `atomic_folder` of a folder that must not exist: a temporary one, renamed at the end.
+
+    InputError where it exists."""
     if folder.exists() or folder.is_symlink():
         raise InputError(
             where=folder,

@@ -73,8 +73,9 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a parameter in a tensor that a checkpoint has of several, one after the other
-    along their outputs, as Phi-3 has queries, keys and values."""
+    """The place of a parameter in a tensor of a checkpoint that holds several, as Phi-3's qkv_proj.
+
+    They lie one after the other along the tensor's outputs."""
 
     first: int  # output of the tensor
     total: int  # outputs of the tensor
@@ -249,7 +250,9 @@ def fuse_specs(specs: Sequence[Spec], fused: Mapping[str, Sequence[str]]) -> lis
 
 
 class LayerDescription:
-    """A described layer, and `bind`, which puts arrays into it."""
+    """A described layer, and `bind`, which puts arrays into it.
+
+    `layer`: a module whose Params hold ShapeDtypeStructs. `specs`: of its parameters, by name."""
 
     def __init__(self, layer: Any):
         parameters = jax.tree.leaves(layer, is_leaf=lambda x: isinstance(x, nnx.Param))
@@ -259,5 +262,7 @@ class LayerDescription:
         self._structure = jax.tree.structure(layer)
 
     def bind(self, weights: Mapping[str, Any]) -> Any:
-        """The layer with these values, by the names of its Specs."""
+        """Return the layer with these values, by the names of its Specs.
+
+        Values of other names are left out."""
         return jax.tree.unflatten(self._structure, [weights[name] for name in self._names])

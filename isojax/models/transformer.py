@@ -45,8 +45,7 @@ KV = tuple[Array, Array]  # keys and values of a stack, each [L b K positions H]
 
 
 class PrefixCache(NamedTuple):
-    """Prompts as responses continue them: keys and values of each stack, and hidden states of their
-    last tokens."""
+    """Prompts as responses continue them: their keys and values, and last tokens' hidden states."""
 
     kv: list[KV]  # [L b K P H] each
     last_hidden: Array  # [b D]
@@ -154,6 +153,7 @@ class Decoder:
         places = {}
         for stack in self.stacks:
             for i, layer in enumerate(stack.layers):
+                # every layer of the model is in exactly one stack
                 places[layer] = (stack, i)
         return [places[layer] for layer in range(len(places))]
 
@@ -179,6 +179,7 @@ class Decoder:
         renamed = self.architecture.renamed
         specs: Params = {spec.name: rename_tensor(spec, renamed) for spec in self._outer_specs}
         for stack in self.stacks:
+            # fused by their names in a layer, so before the prefix
             of_layer = fuse_specs(stack.specs, self.architecture.fused)
             stacked = [stack_spec(spec, stack.layers, LAYER_PREFIX) for spec in of_layer]
             specs[stack.name] = {spec.name: rename_tensor(spec, renamed) for spec in stacked}
@@ -246,6 +247,7 @@ class Decoder:
         """A layer with these weights, which adapters are a part of or not."""
         has_adapters = any(spec.is_adapter and spec.name in weights for spec in stack.specs)
         described = stack.described if has_adapters else stack.base
+        # a weight whose gradient is taken elsewhere (`GradAnchor`) is replaced by its value
         return described.bind(resolve_anchors(weights))
 
     @property

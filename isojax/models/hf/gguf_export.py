@@ -53,7 +53,7 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
     `params`: the policy's, without adapters. `source`: a model's folder, with config.json and
     tokenizer.json. `path`: of the new file. `dtype`: "f32", "f16", "bf16" or "q8_0". InputError
     where the file exists or cannot be written, or where llama.cpp does not compute such a model or
-    has no such tokenizer."""
+    has no such tokenizer; RunFailed where the disk is full."""
     if path.exists() or path.is_symlink():
         raise InputError(
             where=path,

@@ -25,7 +25,7 @@ class GGUFFile:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The architecture's metadata, without its name before them."""
+        """The architecture's metadata, without its name before the keys: "block_count"."""
         prefix = f"{self.architecture}."
         settings = {}
         for key, value in self.metadata.items():
@@ -34,10 +34,11 @@ class GGUFFile:
         return settings
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As a checkpoint has it; GGUF names axes from the innermost."""
+        """Return a tensor's shape as a checkpoint has it; GGUF names axes from the innermost."""
         return tuple(int(size) for size in self.tensors[name].shape[::-1])
 
     def read(self, name: str) -> np.ndarray:
+        """Return a tensor in float32; InputError where gguf cannot dequantise its type."""
         tensor = self.tensors[name]
         try:
             return dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -59,6 +60,7 @@ def readable_float(value: Any) -> Any:
 
 
 def open_gguf(path: Path) -> GGUFFile:
+    """Return a file's metadata and tensors, read as they are needed; InputError if damaged."""
     try:
         reader = gguf.GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}

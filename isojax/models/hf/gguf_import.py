@@ -193,7 +193,9 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
 
 
 def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
-    """How rotary positions are stretched, as config.json says it; None where they are not."""
+    """Return how rotary positions are stretched, as config.json says it; None where they are not.
+
+    Such as {"rope_type": "linear", "factor": 8.0}, or Llama 3's (`llama3_scaling`)."""
     settings = DEFAULTS | file.settings
     if ROPE_FACTORS in file.tensors:
         return llama3_scaling(file.read(ROPE_FACTORS), settings["rope.freq_base"])
@@ -228,7 +230,10 @@ def llama3_scaling(factors: np.ndarray, base: float) -> dict[str, Any]:
 
 
 def end_and_begin_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json and generation_config.json say of special tokens."""
+    """Return what config.json and generation_config.json say of special tokens.
+
+    Such as {"bos_token_id": 1, "eos_token_id": [2, 107]}: several where a turn ends by another
+    token than a text."""
     ids: dict[str, Any] = dict(special_token_ids(metadata))
     end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
     if end_of_turn is not None and end_of_turn != ids.get("eos"):
@@ -305,12 +310,15 @@ def read_tensor(file: GGUFFile, name: str, specs: list[Spec], traits: GGUFTraits
 
 
 def from_llama_cpp(value: np.ndarray, spec: Spec, traits: GGUFTraits) -> np.ndarray:
-    """A tensor of one parameter, without what llama.cpp turned round or added."""
+    """Return a tensor of one parameter, without what llama.cpp turned round or added.
+
+    `value`: as a checkpoint has its axes, outputs first."""
     if is_norm(spec):
         return value - np.float32(traits.norm_offset) if traits.norm_offset else value
     if not is_rotated(spec, traits):
         return value
     _, heads = spec.outputs[0]
+    # [heads H/2 2 ...] becomes [heads 2 H/2 ...]: neighbours go into the two halves of a head.
     pairs = value.reshape(heads, -1, 2, *value.shape[1:])
     return pairs.swapaxes(1, 2).reshape(value.shape)
 

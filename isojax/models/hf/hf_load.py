@@ -339,9 +339,11 @@ def load_weight(
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(spec.shape).items():
         assert index is not None
+        # first and end index on each axis, which the slices leave out where they are whole
         bounds = [i.indices(size)[:2] for i, size in zip(index, spec.shape, strict=True)]
         devices_by_region[tuple(bounds)].append(device)
 
+    # the first k axes count tensors, the others are one layer's
     k = layout.num_stacked
     names = np.array(layout.tensor_names).reshape(spec.shape[:k])
     arrays = []

@@ -123,6 +123,7 @@ def _describe_repository(repository: str, snapshot: Path) -> str:
 def _download(repository: str, revision: str | None, patterns: list[str]) -> Path:
     """The cache's folder of the commit, whose name is its hash."""
     try:
+        # "*/*": none from subfolders, whatever their names
         snapshot = snapshot_download(
             repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
         )

@@ -102,6 +102,8 @@ def whole_where_undivided(
     splits_heads = num_heads % devices == 0 and queries_align(
         num_heads // devices, num_heads // num_kv_heads
     )
+    # With True as the second argument, a device gets all heads of its share of the keys; with
+    # False, it has its share of the heads.
     return (
         keep_heads_whole(q, not splits_heads, num_kv_heads),
         keep_heads_whole(k, not splits_kv_heads, num_kv_heads),

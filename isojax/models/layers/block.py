@@ -94,6 +94,7 @@ def sublayer_input(norm: NormModule | None, x: Float[Array, "b t D"]) -> Float[A
     """Return the normalised hidden states of all tokens, [b t D].
 
     Each device over `tensor` may have had a part of the tokens."""
+    # False: from a part of the tokens to all of them, for a product
     return split_tokens(x if norm is None else norm(x), False)
 
 
@@ -101,6 +102,7 @@ def add_output(
     x: Float[Array, "b t D"], norm: NormModule | None, output: Float[Array, "b t D"]
 ) -> Float[Array, "b t D"]:
     """The hidden states with what attention or the MLP made of all tokens."""
+    # True: from all tokens to the device's part
     output = split_tokens(output, True)
     return x + (output if norm is None else norm(output))
 

@@ -317,7 +317,9 @@ def add_own_experts(
 def product_by_group(
     x: Float[Array, "r i"], matrices: Float[Array, "E i o"], group_sizes: Int[Array, " E"]
 ) -> Float[Array, "r o"]:
-    """Each row times its group's matrix; rows of no group may hold anything."""
+    """Multiply each row by its group's matrix; rows of no group may hold anything.
+
+    group_sizes[e] rows are of matrix e, in order; the rest is of no group."""
     if traced_platform() != "tpu" or len(x) % MIN_KERNEL_ROWS:
         return lax.ragged_dot(x, matrices, group_sizes)
     from isojax.models.kernels.tpu_grouped import grouped_product  # loads Pallas
