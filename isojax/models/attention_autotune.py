@@ -298,7 +298,7 @@ def float32_errors(shape: AttentionShape, implementation: str) -> list[float]:
         inputs = jax.tree.map(cast, shape.random_inputs(min(2, shape.rows), name))
         return jax.tree.leaves(jax.jit(lambda x: shape.call(name, x)[0])(inputs))
 
-    # integers, such as lengths and positions, stay
+    # integers stay: lengths, positions and the values of an int8 cache
     def to_float32(x: Any) -> Any:
         return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
@@ -309,7 +309,9 @@ def float32_errors(shape: AttentionShape, implementation: str) -> list[float]:
 
 
 def attention_seconds(shape: AttentionShape, implementation: str) -> float:
-    """Of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
+    """Return the seconds of one call among CALLS_PER_PROGRAM in a row.
+
+    Each call is on what the last one returned, so that none is left out by the compiler."""
 
     def call(inputs: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
         _outputs, next_inputs = shape.call(implementation, inputs)

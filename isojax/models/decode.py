@@ -211,8 +211,9 @@ class Decoding:
 
     @property
     def _experts_stay_stacked(self) -> bool:
-        """Whether a kernel reads a layer's experts where they lie, as all multiply all slots. It
-        knows no adapters."""
+        """Whether a kernel reads a layer's experts where they lie in the stack of all layers.
+
+        All experts multiply all slots then, so slots must be few. The kernel knows no adapters."""
         lora = self.decoder.config.lora
         adapts_experts = lora is not None and EXPERTS_TARGET in lora.targets
         if adapts_experts and not self._merges_adapters:
@@ -223,8 +224,10 @@ class Decoding:
         return has_kernels and few_rows and not self.unrolled_layers
 
     def cast_weights(self, params: Params) -> Params:
-        """The parameters, with adapters merged in float32, in the precision that `step` reads them
-        in."""
+        """Return the parameters in the precision that `step` reads them in, by the same names.
+
+        Where products are in float32, adapters are merged first, and have no entries. With int8
+        weights, each matrix's scales are one more entry: "query" and "query_scale"."""
         if self._merges_adapters:
             params = merge_adapters(params, self.decoder.config.lora)
         weights = self.decoder.cast_params(params)

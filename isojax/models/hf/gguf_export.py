@@ -37,6 +37,7 @@ Q8_BLOCK = 32  # values that share a scale: rows must be of whole blocks
 
 
 def gguf_traits_of(config: ModelConfig) -> GGUFTraits:
+    """Return how llama.cpp's files hold the config's family; InputError where they do not."""
     traits = family.load(config.family).traits.gguf
     if traits is None:
         problem = f"a model of family {config.family!r} cannot be written as GGUF"
@@ -109,6 +110,7 @@ def add_settings(
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Put a value into the metadata, as the kind that its type in Python tells."""
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, list):
@@ -159,7 +161,10 @@ def write_tensors(
 
 
 def announce_tensor(writer: gguf.GGUFWriter, name: str, spec: Spec, dtype: str) -> None:
-    """Its shape, type and size, for the head of the file."""
+    """Announce a tensor's shape, type and size for the head of the file.
+
+    `name`: in the GGUF file. `dtype`: a key of TYPES. Values must be written in the same order
+    later."""
     kind = stored_type(spec, dtype)
     *rows_shape, columns = spec.stored_shape
     row = quantize(np.zeros((1, columns), np.float32), kind)  # as all rows are stored
@@ -169,7 +174,10 @@ def announce_tensor(writer: gguf.GGUFWriter, name: str, spec: Spec, dtype: str) 
 
 
 def stored_type(spec: Spec, dtype: str) -> gguf.GGMLQuantizationType:
-    """F16 where rows are no whole blocks of Q8_0, as llama.cpp does it."""
+    """Return how a tensor is stored, in a file whose matrices are of `dtype`, a key of TYPES.
+
+    Norms and biases are F32 always; rows that are no whole blocks of Q8_0 are F16, as llama.cpp
+    does it."""
     if not spec.inputs:  # a norm or a bias
         return gguf.GGMLQuantizationType.F32
     if dtype == "q8_0" and spec.stored_shape[-1] % Q8_BLOCK:

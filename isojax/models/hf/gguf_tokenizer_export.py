@@ -103,11 +103,13 @@ def read_tokens(about: Mapping[str, Any], rows: int) -> tuple[list[str], list[in
     if is_sentencepiece and unknown in vocab:
         types[vocab[unknown]] = UNKNOWN
 
+    # an embedding may have more rows than there are tokens
     tokens = [names.get(number, f"[PAD{number}]") for number in range(rows)]
     return tokens, [types.get(number, UNUSED) for number in range(rows)]
 
 
 def is_byte(token: str) -> bool:
+    """Whether a token is a byte of sentencepiece's, such as "<0x0A>"."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 

@@ -34,6 +34,7 @@ def rope_settings(config_json: Mapping[str, Any], own_keys: Collection[str] = ()
     sections = {key: _read_section(config_json, key) for key in SECTIONS}
     sections = {key: section for key, section in sections.items() if section}
     rope_base = _agreed_theta(config_json, sections)
+    # the key is for messages; of two sections that agree, the first is used
     key, section = _agreed_section(sections)
     if section.get("rope_type", "default") == "default":
         return {"rope_base": rope_base, "rope_scaling": None}
