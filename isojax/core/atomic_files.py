@@ -25,9 +25,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing, and make its folder.
 
     A reader, or a kill, sees the old content or the new. RunFailed where the disk is full,
-    InputError where the file cannot be written for another reason.
+    InputError where the file cannot be written for another reason. Then folders that were made for
+    it stay.
     """
-    # Beside the file, as only within a file system a rename is one step; of this process alone.
+    # In the file's folder, as only within a file system a rename is one step. The process's id
+    # keeps it apart from that of another process.
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             temp.unlink(missing_ok=True)
         raise write_error(path, e) from e
 
-    MIRRORED_FOLDERS.on_write(path)
+    MIRRORED_FOLDERS.on_write(path)  # copies it elsewhere where its folder is mirrored
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -85,11 +87,15 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes its name when the context ends without an error.
 
+    The context gives the path of an empty folder under another name: write to that one. `folder`
+    must not be there yet, or be empty.
+
     InputError where it cannot be written. After any error nothing of it is left, nor of the folders
     above it that were made for it.
     """
     folder = folder.absolute()
-    # In the same parent, as only within a file system a rename is one step; of this process alone.
+    # In the same parent, as only within a file system a rename is one step. The process's id keeps
+    # it apart from that of another process.
     temp = folder.with_name(f".{folder.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     new_parents = [parent for parent in folder.parents if not parent.exists()]  # the nearest first
 
@@ -105,7 +111,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)  # which is gone where it got its name
-        _remove_empty(new_parents)
+        _remove_empty(new_parents)  # none of which is empty if `folder` is there
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

@@ -40,7 +40,10 @@ def is_missing(value: Any) -> bool:
 def parse_number(cell_value: Any) -> float | None:
     """The number in a cell; None where it holds none.
 
-    NaN if it is not finite, and infinite if it is too large for a float.
+    cell_value: text of a CSV, such as " 2.5e5", or any value of JSON. True and False are no
+    numbers, and neither is "1,000" or "1_000". What is written as nan or inf is NaN; a finite
+    number that is too large for a float is infinite. So a caller tells "no number" (None) from "not
+    finite" and from "too large".
     """
     if isinstance(cell_value, str):
         text = cell_value.strip()
@@ -63,9 +66,13 @@ def rows_where(mask: Mask) -> list[int]:
 
 
 class CellValues:
-    """The values that occur in a column, and what is asked of each."""
+    """The values that occur in a column, each once or more, and what is asked of each.
+
+    Columns that share it have codes into the same `values`, whose order must not change.
+    """
 
     def __init__(self, load: Callable[[], Sequence[Any]]):
+        """`load` returns the values; it is called once, when they are first asked for."""
         # A file's texts become Python's where somebody asks for them: most columns are no field.
         self._load = load
         self._answers: dict[Callable[[Any], bool], Mask] = {}
@@ -81,7 +88,11 @@ class CellValues:
         return np.array([math.nan if number is None else number for number in numbers], np.float64)
 
     def ask(self, question: Callable[[Any], bool]) -> Mask:
-        """bool[values]; asked once, also where many runs share a column."""
+        """bool[values]: the answer to a question for each value, such as `is_blank`.
+
+        Each question is asked once, also where many runs share a column. It is known by the
+        function itself: a new lambda, or a new partial, is another question.
+        """
         if question not in self._answers:
             answers = map(question, self.values)
             self._answers[question] = np.fromiter(answers, np.bool_, len(self.values))
@@ -133,11 +144,16 @@ class Column:
         return Column(self.codes[rows], self.cells)
 
     def where(self, is_kept: Mask) -> "Column":
-        """Without the cells of the other rows, which then lack the column."""
+        """The column without the cells of the rows that are not kept: these then lack it. The
+        number of rows stays. is_kept: bool[rows]."""
         return Column(np.where(is_kept, self.codes, ABSENT), self.cells)
 
     def or_else(self, value: Any) -> "Column":
-        """With this value in the rows that lack the column."""
+        """The column with this value in the rows that lack it.
+
+        The value comes after those that there are, so codes of the old column are codes of the same
+        values in the new one.
+        """
         new_code = len(self.cells.values)
         codes = np.where(self.is_present, self.codes, new_code)
         return Column(codes, CellValues(lambda: [*self.cells.values, value]))
@@ -170,7 +186,9 @@ class Column:
         return self._by_row(self.cells.ask(question), False)
 
     def _by_row(self, answers: NDArray[Any], of_absent: Any) -> NDArray[Any]:
-        """The answer of each row's value, of `answers` by value; `of_absent` where it has none."""
+        """The answer for each row: of `answers`, [values], that of its value; `of_absent` where the
+        row lacks the column."""
         if len(answers) == 0:  # Then nothing can be indexed, not even for a row that is absent.
             return np.full(len(self), of_absent, answers.dtype)
+        # ABSENT, which is -1, takes the last answer there, and np.where replaces it.
         return np.where(self.is_present, answers[self.codes], of_absent)

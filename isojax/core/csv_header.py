@@ -44,10 +44,12 @@ class HeaderLine:
 def find_header(lines: io.StringIO) -> HeaderLine:
     """The line that names the columns, below which `lines` then goes on.
 
-    Lines above it that begin with # are comments, but the last of them may be the header itself.
+    lines: a file's whole text, at its beginning. The header is the first line that is neither blank
+    nor begins with #, unless the last of the # lines above it turns out to be the header
+    (`_names_columns`). Its number is 0, and its text empty, where there is no line at all.
     """
     comment = HeaderLine(0, "")  # the last one so far
-    end_of_comment = 0
+    end_of_comment = 0  # where in `lines` the line after it begins
     number = 0
     while text := lines.readline():
         number += 1
@@ -77,7 +79,11 @@ def find_header(lines: io.StringIO) -> HeaderLine:
 
 
 def _first_rows(header: HeaderLine, lines: io.StringIO) -> list[list[str]]:
-    """The cells of the first rows below a header, which `lines` has been read to."""
+    """The cells of the first rows below a header: at most _MOST_HEADERS, blank lines left out.
+
+    lines: at the line below the header; it is read further, by an unknown amount. [] for rows that
+    are no CSV.
+    """
     try:
         rows = csv.reader(lines, delimiter=header.delimiter)
         return [row for row in islice(rows, _MOST_HEADERS) if row]
@@ -88,7 +94,8 @@ def _first_rows(header: HeaderLine, lines: io.StringIO) -> list[list[str]]:
 def _names_columns(comment: HeaderLine, rows_below: Sequence[Sequence[str]]) -> bool:
     """Whether a line that begins with # is the header.
 
-    As "#,problem,answer" is, or "# step,reward" by numpy.savetxt.
+    As "#,problem,answer" is, or "# step,reward" by numpy.savetxt. It has to have several cells, and
+    as many as each of the first two rows below it.
     """
     cell_count = comment.text.count(comment.delimiter) + 1
     if cell_count == 1 or not rows_below or any(len(row) != cell_count for row in rows_below[:2]):
@@ -107,9 +114,12 @@ def _names_columns(comment: HeaderLine, rows_below: Sequence[Sequence[str]]) -> 
 def check_header(
     source: str, header: HeaderLine, cells: Sequence[str], text_below: str
 ) -> tuple[str, ...]:
-    """The names of the columns, of a header's cells.
+    """The names of the columns, of a header's cells; InputError where the header cannot be used.
 
-    InputError where one is there twice, or none is a name.
+    That is: one name is there twice, none is a name, or there are more than MAX_COLUMNS.
+
+    source: the file, for messages. cells: the header's, as CSV gives them, at least one.
+    text_below: the file's text below the header.
     """
     names = tuple(cell.strip() for cell in cells)
     location = f"{source}, line {header.number}"
@@ -142,10 +152,10 @@ def check_header(
 
 
 def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]]) -> None:
-    """InputError where the columns have names of several levels.
+    """InputError where the columns have names of several levels, as pandas writes them.
 
-    That is where rows of words are below a header, or a row that names the index alone, as pandas
-    writes it below the levels.
+    That is where rows of words (`_is_row_of_words`) are directly below a header, or where one of
+    `rows`, the first below it, names the index alone, as pandas writes it below the levels.
     """
     _reject_markdown(source, rows)
 
@@ -158,6 +168,8 @@ def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]
 
 
 def _names_index_alone(row: Sequence[str]) -> bool:
+    """Whether a row has a word in its first cell, and nothing in the others, of which it has some:
+    ["step", "", ""]."""
     first, *others = row
     is_word = not is_blank(first) and not _is_number(first)
     return is_word and bool(others) and all(map(is_blank, others))
@@ -166,8 +178,10 @@ def _names_index_alone(row: Sequence[str]) -> bool:
 def reject_further_headers(source: str, text: str) -> None:
     """InputError for a table of numbers with rows of words between the header and the numbers.
 
-    Those are units, or levels, which are words in several columns of numbers; a value that is text
-    in one column is another thing.
+    Such rows are units, or levels of names: each has words in several of the columns that hold
+    numbers further down. A row of words in a single such column is taken for data, and passes.
+
+    source: the file, for messages. text: the whole file's, of which the beginning is looked at.
     """
     lines = _head_of(text)
     header = find_header(lines)
@@ -175,6 +189,8 @@ def reject_further_headers(source: str, text: str) -> None:
     _reject_markdown(source, rows)
 
     rows_of_words = list(takewhile(_is_row_of_words, rows))
+    # [] where the rows that are looked at are all of words: then no column counts, and none is
+    # refused.
     first_of_numbers = rows[len(rows_of_words)] if len(rows_of_words) < len(rows) else []
     columns_of_numbers = [i for i, cell in enumerate(first_of_numbers) if _is_number(cell)]
 
@@ -187,6 +203,7 @@ def reject_further_headers(source: str, text: str) -> None:
 
 
 def _reject_markdown(source: str, rows: Sequence[Sequence[str]]) -> None:
+    """InputError where the first row below the header is Markdown's rule, such as |---|:-:|."""
     if rows and _RULE.fullmatch("|".join(rows[0])):
         raise InputError(
             where=source,
@@ -201,6 +218,7 @@ def _head_of(text: str) -> io.StringIO:
 
 
 def _is_row_of_words(cells: Sequence[str]) -> bool:
+    """Whether a row holds something, and no number."""
     return not all(map(is_blank, cells)) and not any(map(_is_number, cells))
 
 

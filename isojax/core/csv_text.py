@@ -34,8 +34,10 @@ csv.field_size_limit(MAX_LINE_BYTES)
 def parse_csv(path: Path, text: str) -> DataTable:
     """The text of a file as a table with at least one row.
 
-    InputError, with the line, where it is no such table.
+    path: for messages. InputError, with the line, where the text is no such table. Every cell of
+    the table is text.
     """
+    # \n alone ends a line, which keeps its \n, and any \r before it.
     lines = io.StringIO(text, newline="\n")
     header_line = find_header(lines)
     if not header_line.text:
@@ -48,7 +50,8 @@ def parse_csv(path: Path, text: str) -> DataTable:
     delimiter = header_line.delimiter
     reader = csv.reader(chain([header_line.text], lines), delimiter=delimiter, strict=True)
     try:
-        # The header may go on over several lines, where a name of it is quoted.
+        # The header may go on over several lines, where a name of it is quoted. `reader` takes them
+        # from `lines`, so that what `lines` has left is the text below the header.
         header_cells = next(reader)
         first_row_line = header_line.number + reader.line_num
         text_below = text[lines.tell() :]
@@ -82,7 +85,7 @@ def parse_csv(path: Path, text: str) -> DataTable:
 def _no_csv(
     path: Path, text: str, header_line: HeaderLine, last_line: int, error: csv.Error
 ) -> InputError:
-    """The error for a text that Python could read as CSV as far as `last_line`."""
+    """The error for a text that Python could read as CSV as far as `last_line`, counted from 1."""
     if "new-line character" in str(error):
         return InputError(
             where=f"{path}, line {last_line}",
@@ -98,6 +101,9 @@ def _wrong_quotes(
     path: Path, lines: Sequence[str], header_line: HeaderLine, error: str
 ) -> InputError:
     """The error for lines, the header's and those below it, whose quotes go wrong.
+
+    lines: up to the last one that was read, each with its line end. error: what Python's reader
+    says.
 
     A cell whose quote nothing closes takes in all that is below, to the next quote or the end of
     the file: the line to correct is the one on which it opened.
@@ -125,7 +131,10 @@ def _wrong_quotes(
 
 
 def _opening_line(lines: Sequence[str], first_line: int, delimiter: str) -> int:
-    """The line on which the last quoted cell opens; `first_line`, where none does."""
+    """The number of the line on which the last quoted cell opens; `first_line`, where none does.
+
+    lines: with their line ends; `first_line` is the number of the first of them.
+    """
     opening_line = first_line
     is_quoted = False
     character_before = "\n"
@@ -145,9 +154,10 @@ def _opening_line(lines: Sequence[str], first_line: int, delimiter: str) -> int:
 def _parse_rows(
     path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str
 ) -> RowTable:
-    """The rows of a text that begins on this line of the file.
+    """The rows of a text that begins on line `first_line` of the file.
 
-    InputError for one with fewer cells than the header, or more.
+    header: the names of the columns, each once. Rows that are blank, or the header once more, are
+    left out. InputError for a row with fewer cells than the header, or more.
     """
     arrow_rows = _read_by_pyarrow(text, len(header), delimiter)
 
@@ -155,6 +165,7 @@ def _parse_rows(
     is_read[[row.number - 1 for row in arrow_rows.left_out]] = False  # numbered from 1
     line_numbers = first_line + _lines_before(text, arrow_rows, is_read)
 
+    # A blank line, too, has another number of cells, and is no mistake.
     for row in arrow_rows.left_out:
         is_blank = re.fullmatch(rf'[\s"{delimiter}]*', row.text)
         if not is_blank:
@@ -179,15 +190,19 @@ class ArrowRows:
 
 
 def _read_by_pyarrow(text: str, num_columns: int, delimiter: str) -> ArrowRows:
+    """The rows of a text without a header, by pyarrow; rows of another number of cells than
+    `num_columns` apart from the others."""
     import pyarrow.csv  # Here, because no other command should wait for it.
 
     left_out: list[pyarrow.csv.InvalidRow] = []
 
+    # Captures `left_out`; pyarrow calls it for each such row, in the rows' order.
     def leave_out(row: pyarrow.csv.InvalidRow) -> str:
         left_out.append(row)
         return "skip"
 
     data = text.encode()
+    # Columns are known by their place: pyarrow need not see the header's names.
     names = [str(i) for i in range(num_columns)]
     # A dictionary holds each text of a column once, as a Column does.
     text_column = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -218,10 +233,12 @@ def _read_by_pyarrow(text: str, num_columns: int, delimiter: str) -> ArrowRows:
 def _lines_before(text: str, arrow_rows: ArrowRows, is_read: Mask) -> NDArray[np.int64]:
     """int[rows]: how many lines of a text are above the first line of each row.
 
-    `is_read`, bool[rows]: the rows that columns have; the others are left out.
+    `is_read`, bool[rows]: the rows that columns have; the others are left out. Rows are all of
+    both, in the order of the text.
     """
     # Lines of a row's cells, beyond its first: a quoted cell may hold line ends.
     extra_lines = np.zeros(arrow_rows.row_count, np.int64)
+    # Where there are as many lines as rows, none has extra lines: cells need not be looked at.
     line_count = text.count("\n") + (not text.endswith("\n"))
     if line_count > arrow_rows.row_count:
         extra_lines[is_read] = sum(map(_line_ends, arrow_rows.columns))
@@ -276,7 +293,7 @@ def _column_of(array: Any) -> Column:
 
 
 def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:
-    """bool[rows]: neither blank in every column, nor the header once more."""
+    """bool[rows]: whether a row is neither blank in every column, nor the header once more."""
     is_blank = np.ones(row_count, np.bool_)
     is_header = np.ones(row_count, np.bool_)
     for name, column in columns.items():

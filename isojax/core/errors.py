@@ -27,6 +27,7 @@ class InputError(ValueError):
         expected: str = "",
         fix: str = "",
     ) -> None:
+        """Give either `text` alone or some of the four parts (see the class)."""
         self.where = str(where)
         self.found = found
         self.expected = expected

@@ -28,7 +28,8 @@ ESTIMATOR_KINDS = ("avg", "best", "worst", "pass", "verl/best", "verl/worst")
 def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
     """float[N + 1]: the estimate for c = 0 .. N correct rollouts.
 
-    Subsets are counted in exact integers: C(N, k) may be larger than any float.
+    kind: of ESTIMATOR_KINDS but "avg"; "best" and "pass" are the same. 1 <= k <= N. Subsets are
+    counted in exact integers: C(N, k) may be larger than any float.
     """
     fraction = np.arange(N + 1) / N
     if kind == "verl/best":
@@ -45,11 +46,15 @@ def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
 
 
 def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
-    """Each problem's estimate, from its number of correct rollouts of `samples`.
+    """Each problem's estimate of kind@k, such as best@4, from its number of correct rollouts.
 
-    `counts`: int[...], or float[...] where they are sums of graded rewards, of which only avg
-    follows; the estimates have the same shape and are in [0, 1]. InputError for another kind, a k
-    above `samples`, and counts out of range.
+    counts: int[...], from 0 to `samples`; or float[...] where they are sums of graded rewards, of
+        which only avg follows.
+    samples: N, the rollouts of each problem.
+    kind: one of ESTIMATOR_KINDS. k: from 1 to `samples`.
+
+    Returns float[...] of the same shape, in [0, 1]. InputError for arguments that are none of
+    these.
     """
     if kind not in ESTIMATOR_KINDS:
         raise InputError(
@@ -87,7 +92,8 @@ def summarize_rewards(rewards: np.ndarray, reward_sums: np.ndarray) -> dict[str,
     """The metrics of a problem set in a ledger: means over its problems of avg@N, best@N, worst@N.
 
     `rewards`: float[Q, N] of Q problems; `reward_sums`: [Q], their sums over a problem's N
-    rollouts, integers where rewards are binary. InputError where there is no problem.
+    rollouts, integers where rewards are binary. Returns {"avg@4": 0.41, "best@4": ..., "worst@4":
+    ...} of N = 4, in this order. InputError where there is no problem.
     """
     if rewards.size == 0:
         raise InputError(

@@ -25,7 +25,12 @@ _EXPORT = "export with decimal points and without thousands separators"
 def number_advice(text: str, is_whole: bool = False) -> str:
     """What to write for a text that a person may take for a number; "" where nobody would.
 
-    `is_whole`: it is a count, in which a comma before three digits divides thousands.
+    A sentence for a message, such as "Write 1234, or export with ..." of "1 234". `text` is one
+    that `parse_number` (core/columns.py) does not read. `is_whole`: it is a count, in which a comma
+    before three digits divides thousands.
+
+    The first form that fits decides: signs that no keyboard has, a number with its error, 1,234
+    (which may mean two numbers), a scaled number such as 12k or 5%, and then marks between digits.
     """
     text = text.strip()
     with_ascii_signs = text.translate(_SIGNS)
@@ -55,7 +60,8 @@ def number_advice(text: str, is_whole: bool = False) -> str:
 
 
 def _advice_on_marks(text: str) -> str:
-    """What to write for a number with marks between thousands, or with a decimal comma."""
+    """What to write for a number with marks between thousands, or with a decimal comma; "" for any
+    other text. Such as "1 234", "1,234,567.8", "1.234.567,8" or "0,5"."""
     without_marks = _DIGIT_MARKS.sub("", text)
     if _ENGLISH_GROUPS.fullmatch(without_marks):
         plain = without_marks.replace(",", "")

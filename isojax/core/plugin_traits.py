@@ -18,7 +18,10 @@ from isojax.core.user_code import is_library_file
 def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, Any]) -> None:
     """InputError where a decorator's arguments do not fit the dataclass of its traits.
 
-    Each must be the name of a field and have its type, and none without a default may be missing.
+    decorator: its name, such as "loss", for messages.
+    traits_type: a dataclass, whose fields are the arguments that the decorator takes.
+    traits: the arguments as given, such as {"needs_group": True}. Each must be the name of a field
+        and have its type, and none without a default may be missing.
     """
     types = get_type_hints(traits_type)
     for name, value in traits.items():
@@ -54,9 +57,14 @@ def check_traits(decorator: str, traits_type: type[Any], traits: Mapping[str, An
 def decorating_advice(
     decorator: str, package: str, traits_type: type[Any], module: ModuleType, names: Sequence[str]
 ) -> str:
-    """What to write so that one of these functions of a module is decorated.
+    """What to write so that one of these functions of a module is decorated, for a message.
 
-    "" where there is none; `package` is what the decorator is imported from.
+    Such as "Write `@loss` above line 3 (my_loss), and `from isojax.rl.losses import loss` at the
+    head of the file"; "" where there is no such function.
+
+    decorator: its name. package: what it is imported from, such as "isojax.rl.losses".
+    traits_type: a dataclass of its arguments. module: the user's. names: of functions of the
+    module, in their order.
     """
     # A function such as `reply` is an argument of the decorator, and not what it decorates.
     trait_functions = _function_traits(traits_type, module)
@@ -92,7 +100,11 @@ def decorating_advice(
 def _decorator_line(
     decorator: str, traits_type: type[Any], module: ModuleType, trait_functions: Sequence[str]
 ) -> str:
-    """The decorator with the arguments that the module has, and `...` for others that it needs."""
+    """The decorator with the arguments that the module has, and `...` for others that it needs.
+
+    Such as "@loss(needs_group=True, reply=reply, vocab=...)". trait_functions: the arguments for
+    which the module has a function of that name.
+    """
     arguments = _constant_traits(traits_type, module)
     arguments += [f"{name}={name}" for name in trait_functions]
 
@@ -133,14 +145,16 @@ def _is_elsewhere(function: Callable[..., Any], module: ModuleType, is_in_folder
 def _constant_traits(traits_type: type[Any], module: ModuleType) -> list[str]:
     """The arguments that a module's constants state.
 
-    NEEDS_GROUP = True is needs_group=True, and a dict of several traits, such as DEFAULTS of a
-    loss, is **DEFAULTS.
+    NEEDS_GROUP = True is "needs_group=True", and a dict of several traits, such as DEFAULTS of a
+    loss, is "**DEFAULTS". A constant counts if it has the trait's name in capitals and its type; a
+    dict, if its name is in capitals and all its keys are traits.
     """
     types = get_type_hints(traits_type)
     arguments: list[str] = []
     for name, annotation in types.items():
         value = vars(module).get(name.upper())
         if value is not None and _is_of_type(value, annotation):
+            # A bool is written out; of another constant its name, as its text may be long.
             text = value if isinstance(value, bool) else name.upper()
             arguments.append(f"{name}={text}")
 
@@ -176,7 +190,7 @@ def _classes(annotation: Any) -> list[type]:
 def _is_of_type(value: Any, annotation: Any) -> bool:
     """Whether a value is what a field's annotation says, without a look at what it holds.
 
-    An int may be a float.
+    `list[str]` is checked as `list`. An int passes for a float.
     """
     classes = _classes(annotation)
     if float in classes:

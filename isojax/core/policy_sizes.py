@@ -10,7 +10,8 @@ from typing import Protocol
 
 from isojax.core.config import PrecisionConfig
 
-# An array's axes: logical names and sizes, as distributed/mesh_spec.py splits them.
+# An array's axes: logical names and sizes, as distributed/mesh_spec.py splits them, such as
+# (("embed", 576), ("mlp", 1536)).
 SizedAxes = tuple[tuple[str, int], ...]
 # From an array's axes to those of a device's part of it. Hashable, as what follows from it is kept.
 Split = Callable[[SizedAxes], SizedAxes]
@@ -23,9 +24,11 @@ class WeightSizes:
     name: str
     axes: SizedAxes
     stack: str = ""  # of its layers in the parameters' tree; empty outside of layers
-    layers: int = 1
-    is_adapter: bool = False
-    share: float = 1.0  # of its entries, how many a token is multiplied by
+    layers: int = 1  # that have such a weight
+    is_adapter: bool = False  # of LoRA
+    # of its entries, how many a token is multiplied by: of 8 experts' weights with 2 of them for
+    # each token, 0.25
+    share: float = 1.0
     dtype: str = "float32"
 
 

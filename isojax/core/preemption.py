@@ -28,8 +28,14 @@ class Preempted(Exception):
 
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Within this context the first SIGTERM only sets REQUESTED; a second one ends the process."""
+    """Within this context the first SIGTERM only sets REQUESTED; a second one ends the process.
 
+    Runs look at REQUESTED after each update. The end of the context clears it. To be entered in the
+    main thread, as Python wants of signal handlers.
+    """
+
+    # `previous_handler`, set below, is what SIGTERM does outside of the context: by default it ends
+    # the process.
     def handler(signum: int, frame: FrameType | None) -> None:
         REQUESTED.set()
         # Not by print: the signal may have come while another line is being printed.

@@ -52,8 +52,8 @@ class GradientSchedule(NamedTuple):
 class FittedSchedule(NamedTuple):
     """n*(ahead C) of the fit of a sweep, at one B_p."""
 
-    ahead: float
-    run: str
+    ahead: float  # 2.0 of "n*(2C) of ...", 1.0 of "n*(C) of ..."
+    run: str  # the sweep's folder, such as "runs/quickstart"
     B_p: int
 
 
@@ -79,7 +79,11 @@ class Span(NamedTuple):
 
 
 def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSchedule:
-    """A schedule as a config writes it; InputError where it is none."""
+    """A schedule as a config writes it (the forms are at the head of this file).
+
+    A tuple of Stages, of rising C from 0 on, where all is known before the run. InputError where
+    the text is no schedule.
+    """
     text = " ".join(text.split())  # The patterns are slow where many spaces follow each other.
     # No number with such digits is in range, and Python may take long to read it.
     if re.search(r"\d{99}|e\d{3}", text):
@@ -102,8 +106,10 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
 
 
 def _parse_gradient(text: str, match: re.Match[str]) -> GradientSchedule:
+    """A schedule "32x2 to 32x32 by gradient", whose sizes are the groups of the match."""
     B_p, n, last_B_p, n_max = map(int, match.groups())
-    # Where n doubles is not known before the run; what is checked here are the sizes.
+    # At which C n doubles is not known before the run. What is checked here are the sizes: the
+    # exponent and C_first are any that are allowed, and of the stages the first alone is used.
     stages = _growing_stages(
         text, BatchShape(B_p, n), BatchShape(last_B_p, n_max), exponent=1.0, C_first=1.0
     )
@@ -116,7 +122,8 @@ def _parse_gradient(text: str, match: re.Match[str]) -> GradientSchedule:
 
 
 def _parse_stages(text: str) -> tuple[Stage, ...]:
-    """Stages that are written out: "32x4, 32x8 from 5000"."""
+    """Stages that are written out: "32x4, 32x8 from 5000". InputError where the text is no
+    schedule of any form: this one is tried last."""
     stages = []
     for part in text.split(","):
         match = _STAGE.fullmatch(part.strip())
@@ -142,8 +149,11 @@ def _growing_stages(
 ) -> tuple[Stage, ...]:
     """The stages in which n, or B_p, doubles from the first shape to the last.
 
-    It is proportional to C^exponent: the first time it doubles at C = C_first, and again whenever
-    C^exponent has doubled. Doublings beyond MAX_COUNT rollouts have no stage.
+    It doubles for the first time at C = C_first, and again whenever C^exponent has doubled since:
+    at C_first 2^(k / exponent), k = 0, 1, ... Doublings beyond MAX_COUNT rollouts have no stage.
+
+    text: the whole schedule, for messages. first, last: one of B_p and n must be equal in both, and
+    the other a power of two larger; else an InputError. So it is for two doublings at one C.
     """
     n_grows = first.B_p == last.B_p
     one_stays = n_grows != (first.n == last.n)
@@ -161,7 +171,8 @@ def _growing_stages(
             expected=f"an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1",
         )
 
-    # 2^1000 is far beyond MAX_COUNT, and a little more than that is no float any more.
+    # Those of k / exponent < 1000 alone: 2^1000 is far beyond MAX_COUNT, and a little more than
+    # that is no float any more.
     doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings) if k < 1000 * exponent]
     starts = [0, *(min(round(C), MAX_COUNT) for C in doubling_C if C < MAX_COUNT)]
     if len(set(starts)) < len(starts):
@@ -181,7 +192,7 @@ def _growing_stages(
 
 
 def _doublings(low: int, high: int) -> int:
-    """How often `low` doubles until it is `high`; 0 where it never is."""
+    """How often `low` doubles until it is `high`; 0 where it never is, or is so already."""
     doublings = (high // low).bit_length() - 1
     return doublings if doublings > 0 and low << doublings == high else 0
 
@@ -197,7 +208,8 @@ def _check_sizes(text: str, stages: Sequence[Stage]) -> None:
 
 
 def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:
-    """A schedule as `parse_schedule` reads it; n_max: where the gradient decides."""
+    """A schedule as `parse_schedule` reads it; n_max: up to which the gradient may double n, 0
+    where it decides nothing."""
     if n_max:
         first = stages[0]
         return f"{first.B_p}x{first.n} to {first.B_p}x{n_max} by gradient"
@@ -211,7 +223,11 @@ def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:
 
 @lru_cache(maxsize=256)
 def stage_spans(stages: tuple[Stage, ...]) -> tuple[Span, ...]:
-    """Where the stages begin in a run; a stage that one update passes over has no span."""
+    """The span of each stage: where it begins in a run whose updates all sample B_p n rollouts.
+
+    stages: of rising C, the first from 0. A stage that one update passes over, from below it to the
+    next stage or further, has no span; the last one always has.
+    """
     first = stages[0]
     spans = [Span(0, 0, first.B_p, first.n)]
     for i, stage in enumerate(stages[1:], start=1):
@@ -221,6 +237,8 @@ def stage_spans(stages: tuple[Stage, ...]) -> tuple[Span, ...]:
         updates = -(-(stage.C - before.C) // before.B)
         C = before.C + updates * before.B
 
+        # C is where this stage would begin; without an update of its stage if the next one begins
+        # there too.
         is_last = i == len(stages) - 1
         if is_last or C < stages[i + 1].C:
             spans.append(Span(before.M + updates, C, stage.B_p, stage.n))

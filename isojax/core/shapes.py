@@ -65,9 +65,11 @@ class SamplerShapes:
 
     @property
     def prefix_entries(self) -> int:
-        """G, prompts whose keys and values a shard holds.
+        """G, the entries of a shard's table of prompts: each holds the keys and values of one.
 
-        In whole prefill batches, and with room for one of them to spare.
+        It is a multiple of g, so that a prefill batch, whose g rows begin at a multiple of g, never
+        reaches past the table's end; and at least g more than are in use at a time, so that the
+        next batch has room.
         """
         g = self.prefill_batch
         W = self.slots_per_prefix
@@ -82,6 +84,7 @@ class SamplerShapes:
             in_slots = self.slots // smallest_n + 2
 
         # Where shards share a batch, they divide its rollouts: a problem may be of two shards.
+        # The bool counts as 1.
         most = min(in_slots, problems_per_shard + (self.shards > 1))
         return g * -(-(most + g) // g)
 

@@ -21,8 +21,9 @@ def write_start_report(folder: Path, report: StartReport) -> None:
 
 
 def read_start_report(folder: Path) -> StartReport | None:
-    """The report of a run's folder, or of the labels'; None where there is none.
+    """The report in START_FILE of a run's folder, or of the labels'; None where there is none.
 
+    The file is {"shares": {"reward": 0.12, ...}, "warnings": [{"name": ..., "text": ...}, ...]}.
     InputError where it cannot be read.
     """
     path = folder / START_FILE
@@ -48,9 +49,12 @@ def read_start_report(folder: Path) -> StartReport | None:
 def describe_start(folder: Path) -> list[str]:
     """What was doubtful before the first updates of a sweep, or of several, whose folder this is.
 
-    A sentence for each symptom, of the first run that showed it, and how many did.
+    A sentence for each symptom, such as "before the first update of 32x8-s0: 9 of 16 responses are
+    empty (so in 3 of 4 runs)": the words are those of the first run that showed it. Reports are
+    looked for in all folders below; [] where nothing was doubtful.
     """
     reports = _reports_below(folder)
+    # By `StartWarning.name`, such as "cut_off"; in a list the labels come last, as in `reports`.
     warnings_by_symptom: dict[str, list[ShownWarning]] = {}
     for run, report in reports:
         for warning in report.warnings:
@@ -82,7 +86,8 @@ class ShownWarning(NamedTuple):
 
 
 def _reports_below(folder: Path) -> list[RunReport]:
-    """The reports of all runs; that of labels last, as what a run shows too is told of the run."""
+    """The reports of all runs; that of labels last, so that of a symptom that a run shows too the
+    run is named."""
     reports = []
     for path in paths_below(folder, START_FILE):
         report = read_start_report(path.parent)

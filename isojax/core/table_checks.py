@@ -29,10 +29,14 @@ def check_number(
     whole: bool = False,
     remedy: str = "Correct it, or remove the row.",
 ) -> float:
-    """A cell's finite number.
+    """A cell's finite number; InputError where it holds none, or one out of range.
 
-    InputError where it is none, or out of range: it names the `cell` and what was `expected`, with
-    the `remedy` for text that nobody takes for a number.
+    cell_value: text of a CSV, or any value of JSON; None where the row lacks the column.
+    cell: what the message calls it, such as "log.csv, line 12: reward".
+    expected: what the number is, as a phrase for the message: "a number", "the learning rate".
+    minimum, exclusive_minimum: the number must be at least, or more than, this.
+    whole: it must have no fraction; the result is a float nevertheless.
+    remedy: what to do, for text that nobody takes for a number.
     """
     if is_blank(cell_value):
         raise InputError(
@@ -68,7 +72,8 @@ def check_number(
 def _broken_requirement(
     number: float, minimum: float | None, exclusive_minimum: float | None, whole: bool
 ) -> str:
-    """What a number should be and is not; "" where it is all that it should be."""
+    """What a number should be and is not, such as "at least 0"; "" where it is all that it should
+    be. Arguments as of `check_number`."""
     largest = MAX_COUNT if whole else MAX_NUMBER
     is_too_low = minimum is not None and number < minimum
 
@@ -96,7 +101,8 @@ def check_numbers(
 ) -> NDArray[np.float64]:
     """float[rows]: every cell of a column, checked as `check_number` does.
 
-    `cell` names the cell of a row.
+    cell: called with the number of a row, gives what a message calls its cell. The other arguments
+    are those of `check_number`. InputError at the first cell that cannot be used.
     """
     # All at once, as a column may have a million rows. A comparison with NaN, which stands for what
     # is no number, is false.
@@ -110,7 +116,8 @@ def check_numbers(
         if whole:
             is_usable &= numbers == np.trunc(numbers)
 
-    # The first cell that cannot be used is refused, with the reason.
+    # The first cell that cannot be used is refused, with the reason: `check_number` raises for each
+    # of these rows, as it has the same limits.
     for row in rows_where(~is_usable):
         check_number(
             column[row],
@@ -141,12 +148,14 @@ def float_column(
     minimum: float | None = None,
     exclusive_minimum: float | None = None,
 ) -> NDArray[np.float64]:
-    """A column as float[rows].
+    """A column as float[rows]; every row must have a number in it.
 
-    InputError where there is no such column, or at a cell that `check_number` refuses.
+    minimum, exclusive_minimum: as of `check_number`. InputError where there is no such column, or
+    at a cell that `check_number` refuses.
     """
     column = table.rows.column(require_column(table, name))
 
+    # What a message calls the cell of a row; captures `table` and `name`.
     def name_cell(row: int) -> str:
         return f"{table.rows.place(row).location}: {name}"
 
@@ -156,7 +165,9 @@ def float_column(
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
     """The rows for which every filter COLUMN=VALUE holds; of several on one column, any of them.
 
-    InputError where there is no such column, or no such row.
+    filters: such as ["set=easy", "set=hard", "seed=0"]: seed 0 of both sets. Values are equal as
+    numbers (32 and 32.0), or else as text. InputError for another form, where there is no such
+    column, and where no row is left.
     """
     for name, wanted in _parse_filters(table, filters).items():
         wanted_keys = {_comparison_key(value) for value in wanted}
@@ -175,7 +186,7 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
 
 
 def _parse_filters(table: DataTable, filters: Sequence[str]) -> dict[str, list[str]]:
-    """The wanted values of each column that the filters name."""
+    """The wanted values of each column that the filters name: {"set": ["easy", "hard"]}."""
     wanted_by_column: dict[str, list[str]] = {}
     for text in filters:
         name, equals, value = text.partition("=")
@@ -191,7 +202,11 @@ def _parse_filters(table: DataTable, filters: Sequence[str]) -> dict[str, list[s
 
 
 def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
-    """InputError where two rows agree in these columns."""
+    """InputError where two rows agree in all of these columns, such as ["n", "seed", "step"].
+
+    Cells agree as numbers (32 and 32.0), or else as text; two that are empty agree too. The table
+    must have the columns.
+    """
     columns = [list(table.rows.column(name)) for name in key_columns]
     row_by_key: dict[tuple[str | float, ...], int] = {}
 
@@ -218,6 +233,6 @@ def _cell_text(value: Any) -> str:
 
 
 def _comparison_key(value: Any) -> str | float:
-    """What makes cells equal: their number (32 equals 32.0), else their text."""
+    """What makes cells equal: their finite number (32 equals 32.0), else their text."""
     number = parse_number(value)
     return number if number is not None and math.isfinite(number) else _cell_text(value)

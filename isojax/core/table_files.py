@@ -33,10 +33,12 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
     """The files and folders of such a name in a folder, sorted; `nested`: also in those within it.
 
-    None where there is no such folder. InputError where one cannot be read, which Path.rglob leaves
-    out.
+    pattern: of the last part of a path, such as "*.jsonl". [] where there is no such folder.
+    InputError where a folder cannot be listed, which Path.rglob would leave out.
     """
 
+    # os.walk calls it for each folder that it cannot list. A folder that is not there, or has just
+    # gone, is no mistake.
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise InputError(
@@ -61,7 +63,9 @@ def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[P
 def read_table(path: Path) -> DataTable:
     """The file as a table; InputError where it is none.
 
-    JSON lines where it is named .jsonl or opens with "{", else CSV with a header.
+    JSON lines where it is named .jsonl or .ndjson or opens with "{", else CSV with a header. Of
+    JSON lines, the keys of objects within objects are joined by dots: {"a": {"b": 1}} has the
+    column "a.b".
     """
     text = read_text(path)
     is_json = path.suffix in JSON_LINES_SUFFIXES or text.lstrip().startswith("{")
@@ -80,27 +84,29 @@ def read_table(path: Path) -> DataTable:
 
 
 def read_text(path: Path) -> str:
-    """All of a UTF-8 file (a .gz unpacked), no byte-order mark."""
+    """All of a UTF-8 file (a .gz unpacked), no byte-order mark; InputError as of `_read_blocks`."""
     return "".join(text for _, text in _read_blocks(path, "strict"))
 
 
 def read_lines(path: Path, errors: OtherBytes = "strict") -> Iterator[NumberedLine]:
     """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, as they are asked for.
 
-    `errors`: refuse other bytes, or put U+FFFD.
+    `errors`: "strict" refuses bytes that are no UTF-8, and NUL; "replace" puts U+FFFD in their
+    place. InputError as of `_read_blocks`.
     """
     for line_number, text in _read_blocks(path, errors):
         yield from split_lines(text, line_number)
 
 
 def split_lines(text: str, first_number: int = 1) -> Iterator[NumberedLine]:
-    """The lines of a text, which end at \\n alone."""
+    """The lines of a text, numbered from `first_number`. They end at \\n alone, which they keep."""
     return enumerate(io.StringIO(text, newline="\n"), first_number)
 
 
 def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
-    """Some whole lines at a time, with the number of the first.
+    """Some whole lines at a time, as (number of the first, text).
 
+    A text ends with \\n, but the last one of a file need not. `errors`: as of `read_lines`.
     InputError, with the line, for a file that cannot be read, is too large, or is no text.
     """
     line_number = 1  # of the first line that has not been given out
@@ -112,13 +118,15 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
             if path.suffix.lower() == ".gz":
                 file = gzip.GzipFile(fileobj=packed)
 
-            # read1 gives as much as is there, so that a torn .gz is read up to its tear.
+            # read1 gives as much as is there, so that a torn .gz is read up to its tear: the lines
+            # before it are given out, and the error names the line.
             while data := file.read1(BLOCK_BYTES):
                 if not size and data.startswith(POINTER_START):
                     raise pointer_error(path)
                 _check_size(path, line_number, unfinished + data, size - len(unfinished))
                 size += len(data)
 
+                # `tail` is the beginning of a line; all of `data`, where no line ends in it.
                 lines, end, tail = data.rpartition(b"\n")
                 if not end:
                     unfinished += tail
@@ -143,9 +151,11 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
 
 
 def _check_size(path: Path, line_number: int, block: bytes, size_before: int) -> None:
-    """InputError where a block, which begins at this line, passes a limit.
+    """InputError where a block, which begins at this line, passes a limit (core/limits.py).
 
-    It names the line that does; `size_before`: the bytes of the file before the block.
+    It names the line that does. block: begins with a line, and need not end with one; only its
+    first line may be long, because it has been read in parts. size_before: the bytes of the file
+    before the block.
     """
     first_line, _, _ = block.partition(b"\n")
     if len(first_line) >= MAX_LINE_BYTES:
@@ -168,7 +178,10 @@ def _check_size(path: Path, line_number: int, block: bytes, size_before: int) ->
 
 
 def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> str:
-    """A block of whole lines as text; InputError, with the line, where it is none."""
+    """A block of whole lines as text; InputError, with the line, where it is none.
+
+    first_number: of the block's first line. path: for messages. errors: as of `read_lines`.
+    """
     try:
         # Only a file's first line may begin with a byte-order mark.
         text = block.decode("utf-8-sig" if first_number == 1 else "utf-8", errors)
@@ -182,6 +195,7 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
             fix="Save the file as UTF-8, unpacked.",
         ) from e
 
+    # str.find gives -1 where there is none.
     nul = text.find("\0") if errors == "strict" else -1
     if nul >= 0:
         line_number = first_number + text.count("\n", 0, nul)
@@ -196,7 +210,8 @@ def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> 
 def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Iterator[DataRow]:
     """The rows of a file with one JSON object per line, blank lines left out.
 
-    `lines`: those that were read of it already.
+    lines: those of the file, if they were read already; None: they are read. A row's values are the
+    object as it is, with lists and objects in it. InputError for a line that is no object.
     """
     for line_number, text in read_lines(path) if lines is None else lines:
         if not text.strip():
@@ -216,14 +231,16 @@ def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Ite
 
 
 def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> None:
-    """InputError where an object has a key twice, with two values.
+    """InputError where an object, or one within it, has a key twice, with two values.
 
-    Python's reader would take the last of them.
+    text: a line; value: what Python's reader, which takes the last of them, made of it.
     """
-    # Most rows have each key once, and no object within: they need no second reading.
+    # Most rows have each key once, and no object within: they need no second reading. (A text that
+    # holds `":` only makes it needed.)
     if text.count('":') == len(value):
         return
 
+    # Called with the keys and values of each object, the innermost first; captures `location`.
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         whole = dict(pairs)
         if len(whole) == len(pairs):
@@ -242,19 +259,25 @@ def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> No
 
 
 def parse_json(text: str, path: Path, line: int = 1) -> Any:
-    """One JSON value that begins on this line of a file; InputError where it cannot be read."""
+    """One JSON value that begins on line `line` of a file; InputError where it cannot be read.
+
+    text: the whole value, of one or more lines. path: for messages. The value is refused if it has
+    more lists and objects than MAX_OBJECTS, or they are nested deeper than MAX_DEPTH.
+    """
     try:
         # Brackets are counted first: Python would fill the memory with lists, or end on the stack.
         opened = text.count("[") + text.count("{")
         if opened > limits.MAX_OBJECTS:
             raise ValueError(f"more than {limits.MAX_OBJECTS:,} lists and objects")
         value = json.loads(text)
+        # With fewer brackets it cannot be that deep.
         if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
         return value
     except json.JSONDecodeError as e:
         line_number = line + e.lineno - 1
-        # An object of many lines, whose first is "{" alone, or several objects on one line.
+        # Several objects on one line; or an object of many lines, of which this is the first: "{"
+        # alone.
         is_not_one_a_line = e.msg == "Extra data" or len(text) == 1
         fix = "Correct the line, or remove it."
         if is_not_one_a_line:
@@ -276,7 +299,8 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """How many lists and objects are within each other; RecursionError for a thousand or so."""
+    """How many lists and objects are within each other: 0 of a number, 2 of [[]]. RecursionError
+    for a thousand or so."""
     if not isinstance(value, dict | list):
         return 0
     items = value.values() if isinstance(value, dict) else value
@@ -284,7 +308,10 @@ def _depth(value: Any) -> int:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object that a whole file holds; InputError where it holds another value, or none."""
+    """The object that a whole file holds; InputError where it holds another value, or none.
+
+    Also where it is longer than MAX_DOCUMENT_BYTES: such a file is not read to its end.
+    """
     texts = []
     size = 0
     for _, text in _read_blocks(path, "strict"):

@@ -18,6 +18,8 @@ MAX_LISTED = 20  # values and columns that a message lists
 
 @dataclass(frozen=True)
 class DataRow:
+    """A row of a table, and its place."""
+
     source: str  # the file, or what else holds the row, for messages
     position: str  # where the row stands in it: "line 12", or "step 40" where a format has no lines
     # column -> text from CSV, anything from JSON; a column that the row lacks is absent
@@ -48,9 +50,10 @@ class RowSource(Protocol):
 
 
 class LinesOfFile:
-    """The columns of a file, and where in it each row begins.
+    """A RowSource: the columns of a file, and where in it each row begins.
 
-    `line_numbers`: int[rows], from 1; `unit`: what they count, where it is not lines.
+    line_numbers: int[rows], from 1. columns: by name, each of as many rows. unit: what the numbers
+    count, such as "step", where it is not lines.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class LinesOfFile:
 
 
 class RowList:
-    """Rows as they are; a column is gathered from them where somebody asks for it."""
+    """A RowSource of rows as they are; a column is gathered from them when it is asked for."""
 
     def __init__(self, rows: Sequence[DataRow]):
         self.rows = rows
@@ -103,7 +106,7 @@ class RowTable(Sequence[DataRow]):
     """Rows of a source, as columns and, one at a time, as rows."""
 
     def __init__(self, source: RowSource, row_numbers: NDArray[np.integer] | None = None):
-        """The rows of these numbers; None: all."""
+        """The rows of a source that have these numbers, in this order; None: all."""
         self._source = source
         self._is_whole = row_numbers is None
         self._row_numbers = np.arange(len(source)) if row_numbers is None else row_numbers
@@ -116,9 +119,11 @@ class RowTable(Sequence[DataRow]):
 
     @classmethod
     def gather(cls, rows: Iterable[DataRow]) -> "RowTable":
-        """The columns of the rows of one file, each at "line INDEX + 1", or the like.
+        """A table of the rows of one file, which are taken apart into columns.
 
-        Of a million rows, no more than one is held at a time.
+        Of a million rows, no more than one is held at a time. So a row's place is not kept as it
+        is, but made again: "line 12" of index 11, or "step 12", with the first word of the last
+        row's position. All rows must have the same source, and positions that fit this.
         """
         source = ""
         unit = "line"
@@ -136,7 +141,9 @@ class RowTable(Sequence[DataRow]):
         columns: dict[str, Column] = {}
         for name, values in cells.items():
             is_present = np.zeros(len(indices), np.bool_)
-            is_present[rows_of_cells.pop(name)] = True  # and the list's memory is freed
+            # `pop` frees the list's memory. `values` are in the order of these rows, as
+            # `Column.of` wants them.
+            is_present[rows_of_cells.pop(name)] = True
             columns[name] = Column.of(values, is_present)
 
         line_numbers = np.array(indices, np.int64) + 1
@@ -164,7 +171,11 @@ class RowTable(Sequence[DataRow]):
         return RowTable(self._source, self._row_numbers[rows])
 
     def group_by(self, keys: Iterable[Hashable]) -> dict[Any, "RowTable"]:
-        """The rows by their keys, one for each row, in the order in which these appear."""
+        """The rows by their keys: a table of the rows of each, in their order.
+
+        keys: one for each row, such as the cells of a column. Keys come in the order of their first
+        rows; {} for a table without rows.
+        """
         code_of_key: dict[Hashable, int] = {}
         codes = np.fromiter(
             (code_of_key.setdefault(key, len(code_of_key)) for key in keys), np.int64, len(self)
@@ -172,13 +183,15 @@ class RowTable(Sequence[DataRow]):
 
         # A stable sort by code puts the rows of a key side by side, and leaves them in their order.
         order = np.argsort(codes, kind="stable")
+        # Where in `order` the rows of the second key begin, of the third, and so on.
         starts = np.searchsorted(codes[order], np.arange(1, len(code_of_key)))
         rows_by_code = np.split(order, starts)
         # Of no rows, the split has one part, and there is no key.
         return {key: self.take(rows) for key, rows in zip(code_of_key, rows_by_code, strict=False)}
 
     def with_columns(self, columns: Mapping[str, Column]) -> "RowTable":
-        """The same rows with these columns alone, each of the length of this table."""
+        """The same rows, with their places, and with these columns alone in place of theirs, each
+        of the length of this table."""
         return RowTable(_OtherColumns(self, columns))
 
     def place(self, row: int) -> DataRow:
@@ -231,11 +244,11 @@ class DataTable:
 
 
 def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[str]:
-    """The one of `names` that is most alike, or none.
+    """A list of the one of `names` that is most alike; [] where none is as alike as `cutoff`.
 
-    None where none is as alike as `cutoff`, from 0 to 1.
-    At most MAX_COLUMNS names, and none of more than MAX_NAME characters, are looked at: to compare
-    takes the product of the lengths.
+    names: at least one. cutoff: from 0 (any name will do) to 1 (an equal one). At most MAX_COLUMNS
+    names, and none of more than MAX_NAME characters, are looked at, because the time to compare
+    grows with the product of the lengths.
     """
     short_names = [other for other in names[:MAX_COLUMNS] if len(other) <= MAX_NAME]
     candidates = short_names or [names[0][:MAX_NAME]]
@@ -243,6 +256,6 @@ def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[
 
 
 def list_some(texts: Sequence[str]) -> str:
-    """The first of some texts, for a message: "a, b and 3 more"."""
+    """The first MAX_LISTED of some texts, for a message: "a, b and 3 more"."""
     more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return ", ".join(texts[:MAX_LISTED]) + more

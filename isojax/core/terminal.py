@@ -88,8 +88,9 @@ def note(message: object) -> None:
 def guard_output(is_run: bool) -> None:
     """Decide what becomes of this process when its terminal, or the `head` behind it, goes away.
 
-    A run goes on: what it prints is dropped, and SIGHUP is ignored by it and by the processes it
-    starts. Another command ends, quietly.
+    A run (`is_run`) goes on: what it prints is dropped, and SIGHUP is ignored by it and by the
+    processes it starts. Another command ends, quietly. Call it once, before anything is printed: it
+    puts other streams in the place of sys.stdout and sys.stderr.
     """
     if is_run:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -119,13 +120,18 @@ def guard_output(is_run: bool) -> None:
 
 
 class _GuardedFile(io.FileIO):
-    """A standard stream whose reader may go away."""
+    """A standard stream whose reader may go away; see `guard_output`."""
 
     def __init__(self, file_descriptor: int, is_run: bool):
         super().__init__(file_descriptor, "wb", closefd=False)
         self._is_run = is_run
 
     def write(self, data: Any, /) -> int:
+        """Write bytes, and return how many; of a run always all of them.
+
+        From the first failure on, what is written here goes to /dev/null. Where it is not a run,
+        SystemExit if the reader is gone, else RunFailed, as of a full disk.
+        """
         global output_lost  # noqa: PLW0603 - of the process, as its streams are
         try:
             return super().write(data)

@@ -62,7 +62,7 @@ def failed_plugin(error: BaseException) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception in one line: "rewards.py:12: KeyError: 'x'", at most 500 characters.
+    """An exception in one line: "rewards.py:12: KeyError: 'x'", at most MAX_CHARACTERS.
 
     The place is the last one in the user's own code; of an error that went through none, where it
     was raised.

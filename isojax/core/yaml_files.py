@@ -66,9 +66,10 @@ def first_line(error: Exception) -> str:
 
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
-    """The known name closest to `key`, first among those with the same last part.
+    """The known name closest to `key`, for a message: of cell.rl.klx it is cell.rl.kl.
 
-    Other trainers' names count as isojax's: of `lr` it is cell.rl.learning_rate.
+    A known name with the same last part comes before any other. Other trainers' names count as
+    isojax's (SYNONYMS): of `lr` it is cell.rl.learning_rate. `known_keys`: dotted, at least one.
     """
     section, dot, name = key[:MAX_NAME].rpartition(".")
     for known_name, synonyms in SYNONYMS.items():
@@ -76,6 +77,8 @@ def nearest_key(key: str, known_keys: Iterable[str]) -> str:
             name = known_name
             break
 
+    # Compared as a pair: first whether the last parts are equal. Captures `section`, `dot` and
+    # `name`, which may be isojax's name in place of the one given.
     def closeness(known_key: str) -> tuple[bool, float]:
         similarity = difflib.SequenceMatcher(None, f"{section}{dot}{name}", known_key).ratio()
         return known_key.rpartition(".")[2] == name, similarity
@@ -84,7 +87,8 @@ def nearest_key(key: str, known_keys: Iterable[str]) -> str:
 
 
 def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
-    """Every dotted name a config may hold -> whether it is a section."""
+    """Every dotted name a config may hold -> whether it is a section: {"cell": True, "cell.task":
+    False, ...}. A section that may be null counts as a setting, and its keys are not there."""
     keys: dict[str, bool] = {}
     for field_name, field_info in model.model_fields.items():
         name = f"{prefix}{field_name}"
@@ -98,7 +102,7 @@ def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything that is not a section."""
+    """(dotted name, value) of everything that is not a mapping: ("a.b", 1) of {"a": {"b": 1}}."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -109,15 +113,19 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _read_leaves(
     data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is not a section.
+    """(dotted key, value) of every setting, by `known_keys`, in nested data such as YAML's.
 
-    InputError at the first that is unknown or misplaced.
+    data: of the section whose dotted name, with a dot behind it, is `prefix`. known_keys: by
+    `config_keys`. source: the file or override, for messages. The value of a setting may be a
+    mapping too, such as `sweep.schedules`. InputError at the first key that is unknown, and at a
+    section that is given a plain value.
     """
     for key, value in data.items():
         dotted_key = f"{prefix}{key}"
         if dotted_key not in known_keys:
             # Of an unknown section, the setting in it says best what was meant.
             if isinstance(value, Mapping) and value:
+                # No name, where it has empty sections alone: then the section stays what is named.
                 dotted_key, _ = next(flatten(value, f"{dotted_key}."), (dotted_key, None))
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(
@@ -142,8 +150,9 @@ def _read_leaves(
 def check_yaml(text: str, aliases: bool = True) -> str:
     """The text itself; ValueError where it is longer, or nested deeper, than core/limits.py says.
 
-    Without `aliases`, an alias is refused: for a reader that does not count what aliases of aliases
-    multiply.
+    aliases: whether *NAME, which stands for an earlier part of the text, is allowed. Not so for a
+    reader that does not count what aliases of aliases multiply. Raises what yaml.parse raises for a
+    text that is no YAML.
     """
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"{len(text):,} characters, the most are {MAX_YAML_BYTES:,}")
@@ -163,9 +172,13 @@ def check_yaml(text: str, aliases: bool = True) -> str:
 
 
 def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
-    """The settings of a file: dotted key -> value; InputError where it is no config."""
+    """The settings of a file: dotted key -> value; InputError where it is no config.
+
+    known_keys: by `config_keys`. Values are not checked yet, and ${...} in them are as written.
+    """
     try:
         with path.open(encoding="utf-8") as f:
+            # One character more than is allowed, so that a longer file is refused.
             text = check_yaml(f.read(MAX_YAML_BYTES + 1))
         data: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except yaml.MarkedYAMLError as e:
@@ -191,7 +204,11 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
-    """The settings of an override: "sweep.n=[2,4]" -> {"sweep.n": [2, 4]}."""
+    """The settings of an override: "sweep.n=[2,4]" -> {"sweep.n": [2, 4]}.
+
+    Of a setting that is a map, "sweep.schedules.grow=TEXT" -> {"sweep.schedules": {"grow": TEXT}}.
+    known_keys: by `config_keys`. InputError where the text is no override, or its key unknown.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(
@@ -223,9 +240,10 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 def _type_error(
     error: ValidationError, layers: Sequence[ConfigLayer], file_names: str
 ) -> InputError:
-    """The first of pydantic's errors: the key, its value, and what was expected.
+    """The InputError for the first of pydantic's errors: the key, its value, and what was expected.
 
-    It names the last of `layers` that sets the key.
+    It names the last of `layers` that sets the key, as that is the one in force; `file_names`,
+    where none does.
     """
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
@@ -251,7 +269,8 @@ def _type_error(
 
 
 def _hint_on_type(error_type: str, key: str, value: Any) -> str:
-    """What to write in place of a value of another type; "" where that is not plain."""
+    """What to write in place of a value of another type; "" where that is not plain. error_type:
+    pydantic's name of the error. key: with dots. value: as given."""
     if error_type == "tuple_type":
         return f"Write {key}=[{value}]."
     if error_type == "string_type":
@@ -268,11 +287,16 @@ def load_yaml(
     overrides: Sequence[str],
     unset_by_null: Collection[str] = (),
 ) -> M:
-    """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]".
+    """The settings of YAML files and overrides as an object of the class `model`.
 
-    Sections are merged key by key; anything else is replaced whole, a map of the user's names too.
-    A null for one of the dotted names `unset_by_null` is as if nothing had set it. InputError for
-    whatever cannot be used.
+    model: such as Config, whose fields are settings or sections.
+    paths: each file goes over those before it. Sections are merged key by key; anything else is
+        replaced whole, a map of the user's names too.
+    overrides: such as "sweep.n=[2,4]"; they go over all files, each over those before it. Of a map,
+        an override sets one entry.
+    unset_by_null: dotted names of settings; a null for one of them is as if nothing had set it.
+
+    InputError for whatever cannot be used.
     """
     known_keys = config_keys(model)
     layers = [ConfigLayer(str(path), _read_yaml(path, known_keys)) for path in paths]
@@ -283,7 +307,8 @@ def load_yaml(
     for override in overrides:
         layer = ConfigLayer(f"override {override!r}", _read_override(override, known_keys))
         layers.append(layer)
-        # sweep.schedules.NAME=... sets one entry of a map, and leaves the others.
+        # sweep.schedules.NAME=... sets one entry of a map, and leaves the others. Its whole name is
+        # no known key; `_read_override` has refused those that reach into nothing.
         reaches_into_map = override.partition("=")[0].strip() not in known_keys
         for key, value in layer.settings.items():
             old_value = merged.get(key)
@@ -305,7 +330,8 @@ def load_yaml(
 def _resolve(settings: Mapping[str, Any], file_names: str) -> bytes:
     """Settings, by dotted keys, as JSON of nested sections in which each ${...} has its value.
 
-    JSON, because pydantic's strict mode takes lists for tuples from that only.
+    JSON, because pydantic's strict mode takes lists for tuples from that only. InputError, with
+    `file_names` as its place, for a ${...} that names no key, and for too many of them.
     """
     try:
         nested = OmegaConf.create()

@@ -138,9 +138,11 @@ class RewardConfig(Section):
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
-    """The weight of each score in a graded reward; empty of binary ones.
+    """The weight of each score in a graded reward, such as {"answer": 0.9, "format": 0.1}.
 
-    InputError where the sections do not fit.
+    {} where rewards are binary. Without `reward.weights` each score has 1; a single verifier's
+    score is called MAIN_SCORE unless the weights name others. InputError where the sections do not
+    fit.
     """
     verifiers = {} if isinstance(verifier.use, str) else verifier.use
     if reward.kind == "binary":

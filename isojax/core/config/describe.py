@@ -38,6 +38,8 @@ def describe_settings() -> list[Setting]:
 
 
 def _settings_below(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    """The settings of a section and of those in it, in the order of the code. `prefix`: the
+    section's dotted name with a dot behind it, "" of the whole config."""
     comments = inherited_comments(section)
     for field_name, field in section.model_fields.items():
         name = prefix + field_name
@@ -72,10 +74,15 @@ def inherited_comments(cls: type) -> dict[str, str]:
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The comment of each field of a class of isojax, behind the field or above it."""
+    """The comment of each field of a class of isojax, behind the field or above it.
+
+    By the field's name, in one line, with the lines above it first; "" of a field without one. {}
+    for a class of another package.
+    """
     if not cls.__module__.startswith("isojax."):
         return {}
 
+    # By the number of the line in the class, from 1. "# fmt: off" and the like are no comments.
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
     comment_of_line = {
@@ -89,6 +96,8 @@ def field_comments(cls: type) -> dict[str, str]:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
 
+        # Up to the first of the lines above the field that are comments alone: a comment behind the
+        # field before belongs to that one.
         first_line = node.lineno
         while first_line - 1 in comment_of_line and lines[first_line - 2].lstrip().startswith("#"):
             first_line -= 1

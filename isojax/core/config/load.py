@@ -67,7 +67,8 @@ def config_names() -> list[str]:
 def find_config(name_or_path: str) -> Path:
     """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`.
 
-    InputError where there is none.
+    A path comes before a name, and ./configs before the configs that isojax came with. InputError
+    where there is none.
     """
     places = [Path(name_or_path)]
     for root in config_roots():
@@ -92,10 +93,14 @@ def find_config(name_or_path: str) -> Path:
 
 
 def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, of several each over those before it.
+    """The config that a name or path means, with overrides on top.
 
-    Below overrides such as "sweep.n=[2,4]". Where none has a name, the sweep is called as the first
-    file is. InputError for what cannot be used.
+    names_or_paths: such as "quickstart", or ["models/smollm2-135m", "mine.yaml"], each over those
+        before it.
+    overrides: such as "sweep.n=[2,4]".
+
+    Where nothing sets `name`, the sweep is called as the first file is. InputError for what cannot
+    be used.
     """
     names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
     paths = [find_config(name) for name in names]
@@ -111,11 +116,13 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
 def deciding_settings(cell: CellConfig, rollouts: str, evaluations: str) -> dict[str, Any]:
     """The settings that decide a cell's result, those off their defaults, by dotted name.
 
-    `rollouts`, `evaluations`: the engines that sample them.
+    Such as {"cell.rl.kl": 0.01, "run.rollouts": "server"}. rollouts, evaluations: the engines that
+    sample them, as in `run.rollouts`; LOCAL_ROLLOUTS by default.
     """
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings: dict[str, Any] = {}
     for name, value in flatten(cell.model_dump(mode="json")):
+        # A section that is null by default has settings that `defaults` lacks.
         if name not in defaults or value != defaults[name]:
             settings[f"cell.{name}"] = value
     if rollouts != LOCAL_ROLLOUTS:

@@ -70,10 +70,11 @@ class EvalConfig(Section):
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
-        """The C at which a run is evaluated, rising.
+        """The C at which a run of `budget` rollouts is evaluated, rising.
 
-        0, then every distinct ceil(start * ratio^k) within the budget. InputError where that is
-        none, or too many.
+        0, then every distinct ceil(start * ratio^k), k = 0, 1, ..., within the budget. So the
+        values of a smaller budget are the first ones of a larger. InputError where that is none, or
+        too many.
         """
         if budget < self.start:
             raise InputError(
