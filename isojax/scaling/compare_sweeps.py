@@ -54,9 +54,11 @@ class FrontierPath:
 
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
-    """Compare sweeps with the first of them: their n*(C), rewards and where n* levels off. There
-    must be at least two, fitted with the same metric, unit of C and mode, each with its own label.
-    InputError where they cannot be compared, or share no range of budgets."""
+    """Compare sweeps with the first of them: their n*(C), rewards and where n* levels off.
+
+    fits: at least two, fitted with the same metric, unit of C and mode; labels: a different one for
+    each, in their order, such as ["0.5B", "7B"]. InputError where they cannot be compared, or share
+    no range of budgets."""
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
@@ -97,8 +99,10 @@ def check_distinct(labels: Sequence[str]) -> None:
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
-    """InputError where fits cannot be compared: fewer than two, not a different label for each, or
-    fitted with different metrics, units of C or modes. labels: what to call each fit."""
+    """InputError where fits cannot be compared.
+
+    They are fewer than two, have not a different label each, or were fitted with different metrics,
+    units of C or modes. labels: what to call each fit."""
     if len(fits) < 2:
         raise InputError(
             found=f"{len(fits)} fit to compare",
@@ -130,8 +134,9 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
-    """The budgets C at which every sweep has a measured cell: float[G], rising, G >= 2. InputError
-    where there are no such budgets; labels: the sweeps' names for that message."""
+    """The budgets C at which every sweep has a measured cell: float[G], rising, G >= 2.
+
+    InputError where there are no such budgets; labels: the sweeps' names for that message."""
     lows = [float(e.samples.C_low.min()) for e in ensembles]
     highs = [float(e.samples.C_high.max()) for e in ensembles]
     C_low = max(lows)
@@ -156,7 +161,10 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
 
 
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
-    """n*(C) and the frontier's reward of one sweep at the shared budgets, float[G]."""
+    """n*(C) and the frontier's reward of one sweep at the shared budgets.
+
+    C: float[G], rising; each within the data of some cell of the sweep, or, for _saturates_earlier,
+    within reach of them. In the comments, J cells and Q replicates."""
     # A reward is reported only near a cell's data; for the choice of n, curves count further beyond
     # them, so that a cell does not drop out where its runs end.
     measured_near = ensemble.samples.is_measured(C).T  # [G, J]
@@ -210,8 +218,10 @@ def _reward_difference(first: FrontierPath, other: FrontierPath) -> RewardDiffer
 def _summarize(
     label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath
 ) -> SweepSummary:
-    """One sweep at the shared budgets: n*(C) and reward at some of them, where n* levels off, and
-    what overfits. Without the comparison with the first sweep (`difference`, `earlier`)."""
+    """One sweep at the shared budgets: n*(C) and reward, where n* levels off, and what overfits.
+
+    Without the comparison with the first sweep (`difference`, `earlier`). label: what to call the
+    sweep; ensemble: the curves of `fit`; path: of the same sweep."""
     all_n = sorted(set(ensemble.n.tolist()))
     rows = [_budget_row(fit, path, g, all_n) for g in range(len(path.C))]
     no_effect = fit.joint.n_star.no_effect
@@ -237,7 +247,9 @@ def _summarize(
 
 
 def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]) -> BudgetRow:
-    """n*, reward and their intervals at the g-th budget of a sweep's path. all_n: rising."""
+    """n*, reward and their intervals at the g-th budget of a sweep's path.
+
+    all_n: the measured n, rising. Where no n leads (a tie), the interval of n* is all of them."""
     is_tied = bool(fit.nothing_learnt or path.tied[g])
     if is_tied:  # any n may be the best
         n_low, n_high = all_n[0], all_n[-1]
@@ -259,8 +271,10 @@ def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
-    """The C at which n* levels off: int[..., G] of n* at rising C, float[G] -> float[...]. -inf
-    where n* never changes; +inf where it ends at n_max, the largest measured n."""
+    """The C at which n* levels off, that is, where it changes last: float[...].
+
+    n: int[..., G], n* at G >= 2 budgets; C: float[G], these budgets, rising. -inf where n* never
+    changes; +inf where it ends at n_max, the largest measured n, which counts first."""
     changes = n[..., 1:] != n[..., :-1]
     # argmax from the end finds the last change; its C is the geometric mean of the two budgets.
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
@@ -287,9 +301,11 @@ def _saturation(path: FrontierPath, n_max: int) -> Saturation:
 def _saturates_earlier(
     first_fit: FitResult, other_fit: FitResult, C: FloatArray
 ) -> EarlierSaturation | None:
-    """How probable it is that n*(C) levels off earlier, or later, in the other sweep than in the
-    first, where both choose among the n that both measured. None where that cannot be told: fewer
-    than two common n, n without effect, or no replicates."""
+    """How probable it is that n*(C) levels off earlier, or later, in the other sweep.
+
+    Both choose among the n that both measured. C: the shared budgets, float[G], rising. None where
+    that is unknown: fewer than two common n, n without effect, no replicates, or fewer than two
+    budgets within reach of the cells with these n."""
     shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
     if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None

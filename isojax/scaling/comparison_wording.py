@@ -13,9 +13,11 @@ MIN_PROBABILITY = 0.9  # with at least this probability, "earlier" or "later" is
 
 
 def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Iterator[str]:
-    """The comparison as sentences: sweeps in which nothing was learnt; where n* of each other sweep
-    levels off; how each differs from the first one, at the largest shared budget C_high; and which
-    cells overfit."""
+    """The comparison as sentences, about all sweeps in turn.
+
+    They state in which sweeps nothing was learnt; where n* of each other sweep levels off; how each
+    differs from the first one, at the largest shared budget C_high; and which cells overfit.
+    sweeps: at least one; the first is the reference, without `difference` and `earlier`."""
     first, *others = sweeps
     for sweep in sweeps:
         if sweep.nothing_learnt:
@@ -43,7 +45,9 @@ def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Itera
 
 
 def _why_not_compared(first: SweepSummary, sweep: SweepSummary) -> str:
-    """The reason why it is unknown in which of two sweeps n* levels off earlier."""
+    """The reason why it is unknown in which of two sweeps n* levels off earlier, in words.
+
+    For a sweep without `earlier`. The first reason that holds is given."""
     nothing_labels = [s.label for s in (first, sweep) if s.nothing_learnt]
     if nothing_labels:
         return f"no run learnt anything in {' and '.join(nothing_labels)}"
@@ -56,8 +60,10 @@ def _why_not_compared(first: SweepSummary, sweep: SweepSummary) -> str:
 
 
 def _describe_saturation(saturation: Saturation | None) -> str:
-    """A sentence on where n* of a sweep levels off, with interval and probability where there are
-    replicates. None: n makes no difference in this sweep."""
+    """A sentence on where n* of a sweep levels off, without the sweep's name.
+
+    It has interval and probability where there are replicates. saturation: None where n makes no
+    difference in this sweep."""
     if saturation is None:
         return "n makes no difference that its evaluations can show"
     if saturation.n == saturation.n_largest:
@@ -99,7 +105,9 @@ def _format_probability(p: float) -> str:
 def _describe_difference(
     first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float
 ) -> str:
-    """A sentence on the reward that a sweep reaches at C, against the first sweep's."""
+    """A sentence on the reward that a sweep reaches at C, against the first sweep's.
+
+    C: the largest shared budget, that of the last row of sweep.at."""
     reached = f"{sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
     text = f"at C = {C:.4g} {sweep.label} reaches {reached}"
     if difference.low is None or difference.high is None:
@@ -128,8 +136,10 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
 
 
 def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
-    """Sentences on what limits the comparison: assumed sizes of evaluations, different n or B_p in
-    the sweeps, and how the intervals of differences were made."""
+    """Sentences on what limits the comparison.
+
+    They are on assumed sizes of evaluations, different n or B_p in the sweeps, and how the
+    intervals of differences were made."""
     for sweep in sweeps:
         if sweep.evaluation_size:
             yield f"{sweep.label}: {sweep.evaluation_size}"

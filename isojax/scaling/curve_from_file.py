@@ -69,14 +69,18 @@ def fit_curve_file(
     filters: Sequence[str] = (),
     group: str | None = None,
 ) -> FittedCurveFile:
-    """Fit a learning curve to two columns of a file: x_column with compute >= 0, y_column with
-    rewards.
+    """Fit a learning curve to two columns of a file: x_column with compute, y_column with rewards.
 
+    x_column: such as "rollouts", numbers >= 0. y_column: such as "avg@4", numbers or blank.
+    path: CSV, TSV or JSON lines.
     below: fit only the points with x <= below, and compare the curve with the others.
     filters: rows to keep, such as ["model=7b"].
     group: the column that tells the seeds of the configuration apart; all seeds share one curve.
 
-    Gives the points that were read, and a document of plain values:
+    Gives the points that were read, and a document of plain values (exponent and C_mid are None for
+    points that only show noise around one reward):
+    - kind ("curve"), file, x, y, where (the filters), group, fit_below: what was asked for;
+    - nothing_learnt: of such points, what was seen, a sentence; "" for others;
     - R0, A, exponent, C_mid: medians; intervals: {name: [low, high]};
     - draws, points, seeds, rmse, noise {sd, autocorrelation}, departure_sd;
     - determined: whether the data determine A;
@@ -131,7 +135,7 @@ def fit_curve_file(
 
 @dataclass(frozen=True)
 class _UnitRun:
-    """One seed's evaluations, with rewards scaled to [0, 1]."""
+    """One seed's evaluations, float[points] each by rising C, with rewards scaled to [0, 1]."""
 
     C: FloatArray
     R: FloatArray
@@ -151,9 +155,12 @@ class _FlatCurve:
 
 
 def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
-    """The flat curve of points that show no learning; None where they show some. Fewer than
-    MIN_OF_ONE_RUN points, which could hardly show any, count as flat only if all are equal."""
+    """The flat curve of points that show no learning; None where they show some.
+
+    Fewer than MIN_OF_ONE_RUN points, which could hardly show any, count as flat only if all are
+    equal. y_column: what the reward is called, such as "avg@4"."""
     # Rewards that are not in [0, 1] are scaled to it, as percentages where they may be such.
+    # The range is (0.0, 1.0) where all rewards are in it.
     low, high = find_reward_range(points.R)
     is_unit_range = low == 0.0 and high == 1.0
     if not is_unit_range and points.R.min() >= 0 and points.R.max() <= PERCENT:
@@ -189,8 +196,10 @@ def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
 
 
 def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the document that are different for a flat curve: its reward is the mean of all
-    points everywhere, and it has no exponent and no C_mid."""
+    """The fields of the document that are different for a flat curve, to overwrite them.
+
+    Its reward is the mean of all points everywhere, and it has no exponent and no C_mid. document:
+    that of `fit_curve_file`, without flags."""
     level = flat.to_reward(flat.nothing.level)
     rollouts = f"{flat.nothing.size.rollouts:,.0f} rollouts"
     method = f"one reward, as uncertain as an evaluation of {rollouts} leaves it"
@@ -226,8 +235,11 @@ def _flat_flags(flat: _FlatCurve, y_column: str, rows_without_reward: int) -> It
 def _read_points(
     table: DataTable, x_column: str, y_column: str, group: str | None, mixtures: Sequence[str]
 ) -> CurveFilePoints:
-    """The points of the rows that have a reward, by seed and compute. mixtures: sentences on
-    settings that differ between rows, to explain why one seed has two points at one x."""
+    """The points of the rows that have a reward, sorted by seed and compute.
+
+    group: the column of the seeds; None: one seed. mixtures: sentences on settings that differ
+    between rows, to explain why one seed has two points at one x. InputError where a column is
+    missing or has no number, no row has a reward, or a seed has two rows at one x."""
     require_column(table, x_column)
     require_column(table, y_column)
     rows_with_reward = table.rows.take(~table.rows.column(y_column).is_blank)
@@ -263,8 +275,9 @@ def _require_one_row_per_point(
     table: DataTable, x_column: str, group: str | None, mixtures: Sequence[str]
 ) -> None:
     """InputError where a seed has two rows at one x, so that the file holds more than one curve.
+
     group: the column of the seeds, None for one seed; mixtures: hints for the message on columns by
-    which several settings may be mixed in the file."""
+    which several settings may be mixed in the file (describe_mixtures)."""
     key_columns = (x_column,) if group is None else (group, x_column)
     try:
         check_unique_rows(table, key_columns)
@@ -285,8 +298,9 @@ def _require_one_row_per_point(
 def _require_enough_points(
     path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None
 ) -> None:
-    """InputError where there are too few points for a curve, or where `below` leaves no point to
-    compare the curve with."""
+    """InputError for too few points, or where `below` leaves no point to compare the curve with.
+
+    points: all of the file; fitted_points: those with x <= below, all where it is None."""
     distinct_C = np.unique(fitted_points.C)
     positive_count = int((distinct_C > 0).sum())
     if len(distinct_C) < MIN_POINTS or positive_count < MIN_POINTS - 1:
@@ -315,8 +329,10 @@ def _require_enough_points(
 def _describe_fit(
     posterior: RunPosterior, data: CurveFilePoints, fitted_points: RunPoints
 ) -> dict[str, Any]:
-    """The fields of the document that follow from the draws of the curve (the posterior), whether
-    it rises or is flat."""
+    """The fields of the document that follow from the draws of the curve (the posterior).
+
+    They are the same whether it rises or is flat; they are listed in `fit_curve_file`. data: all
+    points of the file; fitted_points: those to which the curve was fitted."""
     draws = posterior.draws
     residuals = fitted_points.R - median_curve(posterior, fitted_points.C)
 
@@ -339,10 +355,12 @@ def _describe_fit(
 
 
 def _band(posterior: RunPosterior, C_of_points: FloatArray) -> list[dict[str, float]]:
-    """The curve's median and interval at BAND_POINTS values of C, over the range of all points of
-    the file, those held out too."""
+    """The curve's median and interval at BAND_POINTS values of C: [{C, reward, low, high}, ...].
+
+    They cover the range of all points of the file with C > 0, those held out too. C_of_points:
+    float[points] of these."""
     C = np.geomspace(C_of_points[C_of_points > 0].min(), C_of_points.max(), BAND_POINTS)
-    rewards = posterior.rewards(C)
+    rewards = posterior.rewards(C)  # [draws, BAND_POINTS]
     reward = np.median(rewards, axis=0)
     low, high = central_band(rewards)
     return [
@@ -362,9 +380,10 @@ def _flags(
     document: Mapping[str, Any],
     rows_without_reward: int,
 ) -> Iterator[str]:
-    """What a reader of a rising curve must know before believing it, a sentence each: parameters
-    that the data do not determine, few points, rewards outside [0, 1], correlated residuals.
-    document: the curve's fields (`fit_curve_file`)."""
+    """What a reader of a rising curve must know before believing it, a sentence each.
+
+    It may be: parameters that the data do not determine, few points, rewards outside [0, 1],
+    correlated residuals. document: that of `fit_curve_file`, without flags."""
     y_column = document["y"]
     C = fitted_points.C
     R = fitted_points.R

@@ -72,11 +72,14 @@ def fit(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """Fit a sweep: curves, frontier and n*(C). Runs that are flagged as broken are left out, unless
-    options.include_flagged; the result lists them (`health`).
+    """Fit a sweep: curves, frontier and n*(C), without the runs that are flagged as broken.
 
-    metric: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
+    With options.include_flagged these are fitted too; the result lists them (`health`) either way.
+
+    runs: as isojax.read_runs gives them, of one sweep.
+    metric: such as "avg@4" (docs/laws.md, Metrics); None: avg@k of the evaluations' k samples.
     compute: the unit of C, "rollouts", "tokens" or "device_hours".
+    options: such as FitOptions(mode="paper"); mode: "hierarchical" or "paper".
 
     InputError where all runs are flagged, or something cannot be fitted."""
     metric = default_metric(runs) if metric is None else metric
@@ -87,8 +90,10 @@ def fit(
 
 
 def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunRecord]:
-    """The runs that did not break. Where all did, an InputError; if nothing was learnt in any of
-    them, its message begins with that, since it may be why they count as broken."""
+    """The runs that did not break; InputError where all did.
+
+    If nothing was learnt in any of them, the message begins with that, since it may be why they
+    count as broken. metric, compute: as in `fit`."""
     try:
         return healthy_runs(runs)
     except InputError as refusal:
@@ -105,12 +110,13 @@ def fit_all_runs(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> FitResult:
-    """The curves, frontier and law n*(C) of all these runs; `fit` does the same without runs that
-    are flagged as broken.
+    """The curves, frontier and law n*(C) of all these runs, also of those that broke.
 
-    metric: such as "avg@4"; compute: the unit of C, "rollouts", "tokens" or "device_hours".
-    InputError where the runs cannot be fitted."""
+    `fit` does the same without these. metric: such as "avg@4"; compute: the unit of C, "rollouts",
+    "tokens" or "device_hours". InputError for options out of range, and where the runs cannot be
+    fitted."""
     _check_options(options)
+    # Those whose n is fixed; InputError where there is none.
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
@@ -118,7 +124,8 @@ def fit_all_runs(
     scheduled_runs = [run for run in runs if run.cell.schedule]
     scheduled = build_tracks(scheduled_runs, metric, compute) if scheduled_runs else ()
 
-    # A sweep in which no reward moves by more than noise has flat curves instead of fitted ones.
+    # A sweep in which no reward moves by more than noise has flat curves instead of fitted ones,
+    # unless its evaluations differ and are too few for a curve: then it is fitted, or refused.
     nothing = find_nothing_learnt(cells, metric, scheduled)
     if nothing is not None and not can_be_flat(cells):
         nothing = None
@@ -183,6 +190,7 @@ def fit_all_runs(
 
 
 def _check_options(options: FitOptions) -> None:
+    """InputError for an unknown mode, and for replicates or a run_sd out of range."""
     if options.mode not in MODES:
         expected = ", ".join(MODES)
         raise InputError(
@@ -203,13 +211,16 @@ def _check_options(options: FitOptions) -> None:
 def _try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, metric: str, options: FitOptions
 ) -> ForecastTrial | None:
-    """How well curves that are fitted to the first part of the data predict the rest (the trial);
-    None in a mode without draws."""
+    """How well curves that are fitted to the first part of the data predict the rest (the trial).
+
+    estimate: of all data. None in a mode without draws. The trial has at most TRIAL_DRAWS draws and
+    reports no progress."""
     trial_options = replace(
         options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None
     )
 
     def estimate_part(part: TracksByCell) -> SweepEstimate:
+        """The curves of a part of the runs, in the mode and for the metric of the whole fit."""
         return MODES[options.mode](part, metric, trial_options)
 
     return try_forecast(cells, estimate, estimate_part)
@@ -241,6 +252,7 @@ def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
 
 
 def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
+    """InputError where no cell has a curve, with each cell's reason; mode: a key of MODES."""
     if estimate.curves:
         return
     reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
@@ -289,18 +301,23 @@ def _fit_frontiers(estimate: SweepEstimate, cells: TracksByCell, metric: str) ->
 def fit_frontier(
     estimate: SweepEstimate, all_cells: TracksByCell, metric: str, B_p: int | None = None
 ) -> FlaggedFrontier:
-    """The frontier and law n*(C) of all cells, or of those with one B_p, and the flags about
-    them. all_cells: the runs by (B_p, n)."""
+    """The frontier and law n*(C) of all cells, or of those with one B_p, and the flags about them.
+
+    estimate: of the whole sweep; all_cells: its runs by (B_p, n); metric: such as "avg@4"; B_p:
+    None for all cells."""
     curves = [c for c in estimate.curves if B_p in (None, c.B_p)]
     cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
     tracks = [track for seeds in cells.values() for track in seeds]
     draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     measured_n = {n for _, n in cells}
+    # The values of the grid of C for which runs were evaluated.
     targets = {p.target for track in tracks for p in track.run.points if p.rollouts > 0}
 
     frontier = compute_frontier(curves)
     segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
 
+    # no_effect is None in mode "paper", which does not test whether n makes a difference: there a
+    # change of n counts also where data begin or end.
     # Where the reward is less than one rollout of an evaluation from 0 or 1, no evaluation can tell
     # curves apart, and crossings of fitted curves are meaningless.
     step = evaluation_size(tracks, metric).step
@@ -332,9 +349,11 @@ def _frontier_reward(frontier: Frontier, C: float) -> float:
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
-    """The fit, with the times and the counts of updates of the runs that it was made from. Times
-    are in no fit.json, and counts of updates are not in those of earlier versions; so this is also
-    for a fit that was read from a file."""
+    """The fit, with the times and the counts of updates of the runs that it was made from.
+
+    Times are in no fit.json, and counts of updates are not in those of earlier versions; so this is
+    also for a fit that was read from a file. A run of the fit that is not among `runs` has no clock
+    then, and keeps its counts."""
     runs_by_cell = {run.cell: run for run in runs}
     rows = []
     for row in result.runs:

@@ -12,9 +12,11 @@ MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each r
 def describe_mixtures(
     table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str
 ) -> Iterator[str]:
-    """A warning for each column of `settings`, such as "B_p", in which the table has several values
-    that would be mixed in one fit. filters: those that chose the rows, such as ["B_p=32"]; their
-    columns are not warned of. fitted: "law" or "curve"."""
+    """A warning for each setting of which the table mixes several values in one fit.
+
+    settings: names of columns of the table, such as ["B_p"]. filters: those that chose the rows,
+    such as ["B_p=32"]; their columns are not warned of. fitted: "law" or "curve". A column counts
+    where its values occur twice on average at least, and are at most MAX_SETTING_VALUES."""
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
 
     for name in settings:

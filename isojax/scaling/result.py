@@ -184,8 +184,10 @@ class ResidualCorrection:
         return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
 
     def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
-        """The reward to add at C in each of Q replicates, float[G] -> float[Q, G]. key: (B_p, n) of
-        the cell, which seeds the draws."""
+        """The reward to add at C > 0 in each of Q replicates, float[G] -> float[Q, G].
+
+        replicates: Q. key: (B_p, n) of the cell, which seeds the draws, so that they are the same
+        at every call."""
         knot_weights = np.stack(
             [replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))]
         )
@@ -196,9 +198,10 @@ class ResidualCorrection:
 def _knot_draws(
     correction: ResidualCorrection, replicates: int, key: tuple[int, int]
 ) -> FloatArray:
-    """Random rewards to add at the knots, float[Q, knots]: around the correction's values, with its
-    standard deviations, correlated from knot to knot. They are seeded by the cell's key, so that no
-    file has to hold them."""
+    """Random rewards to add at the knots, float[Q, knots], around the correction's values.
+
+    They have its standard deviations and are correlated from knot to knot. They are seeded by the
+    cell's key, so that no file has to hold them."""
     normal_draws = np.random.default_rng(key).normal(size=(replicates, len(correction.log10_C)))
     for k in range(1, len(correction.log10_C)):
         innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
@@ -228,8 +231,10 @@ class FlatStart:
         return np.asarray(C) <= self.C_flat * (1 + 1e-9)
 
     def doubt_at(self, C: ArrayLike) -> FloatArray:
-        """How far the reward at C is as uncertain as one evaluation of the level, and not as the
-        curve is: 1 up to C_flat, falling to 0 at C_rise; float[...] -> float[...]."""
+        """The weight, at C > 0, of an evaluation's uncertainty: float[...] -> float[...].
+
+        The rest is the curve's uncertainty. 1 up to C_flat, falling to 0 at C_rise along log C; 1
+        everywhere where the cell never rises."""
         if self.C_rise is None:
             return np.ones(np.shape(C))
         decades = np.log10(np.asarray(C, dtype=np.float64) / self.C_flat) / np.log10(

@@ -99,7 +99,7 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
 def _describe_metrics(point: EvalPoint) -> str:
     """The metrics that one evaluation has, in words, for a message.
 
-    Such as "avg@4, train/entropy and avg@k or best@k for k <= 4 from its counts"."""
+    Such as "avg@4, train/entropy and avg@k for k <= 4 from its sums of graded rewards"."""
     names = [*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]
     text = ", ".join(names) or "none"
 

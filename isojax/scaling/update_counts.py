@@ -21,10 +21,11 @@ ROUNDING = 1e-6  # updates or rollouts: a smaller difference to a whole number i
 
 
 def count_updates(run: RunRecord) -> CountedUpdates | None:
-    """The updates M that a run had made after C rollouts, at its evaluations, if its updates sample
-    more than one batch of B_p n rollouts. None where they sample one, or fewer (a logged step is
-    then a part of a batch), or where no update was made. A difference of up to one batch is
-    ignored: a log may begin to count one update early or late, and round."""
+    """The updates M that a run had made after C rollouts, where updates sample several batches.
+
+    None where an update samples one batch of B_p n rollouts, or less (a logged step is then a part
+    of a batch), or where no update was made. A difference of up to one batch is ignored: a log may
+    begin to count one update early or late, and round. Long runs are thinned to MAX_POINTS."""
     B = run.cell.B
     points = [point for point in run.points if point.rollouts > 0 and point.M > 0]
     if not points:
@@ -96,8 +97,9 @@ class UpdateCounts:
 
     @staticmethod
     def of(B: int, runs: Sequence[CountedUpdates | None]) -> "UpdateCounts":
-        """The conversion in a cell with B = B_p n, by the counts of its runs; None for a run whose
-        updates sample one batch (`count_updates`)."""
+        """The conversion in a cell with B = B_p n, by the counts of its runs.
+
+        runs: as `count_updates` gives them, None for a run whose updates sample one batch."""
         if all(run is None for run in runs):
             return UpdateCounts(B)
         one_batch = CountedUpdates(C=(0, B), M=(0, 1))
@@ -105,8 +107,9 @@ class UpdateCounts:
         return UpdateCounts(B, MeasuredUpdates.of(counted))
 
     def for_batch(self, B: int) -> "UpdateCounts":
-        """The conversion in another cell, with this B, whose updates sample as many batches at each
-        C as in this one."""
+        """The conversion in another cell, of batches of B rollouts.
+
+        Its updates sample as many batches at each C as in this cell."""
         if self.measured is None or self.B == B:
             return UpdateCounts(B, self.measured)
         # An update of larger batches takes as many times more rollouts, so M is as many times less.
@@ -134,8 +137,9 @@ class UpdateCounts:
         return ceil(self.measured.rollouts(M) - ROUNDING)
 
     def batches(self, C: float, C_start: float = 0.0) -> float:
-        """How many batches of B_p n rollouts an update samples on average from C_start to
-        C > C_start."""
+        """How many batches of B_p n rollouts an update samples on average from C_start to C.
+
+        C > C_start, in rollouts. It need not be whole; 1.0 without dynamic sampling."""
         if self.measured is None:
             return 1.0
         M = self.measured.updates(C) - self.measured.updates(C_start)
