@@ -372,6 +372,7 @@ class Checker(AbstractContextManager["Checker"]):
             raise DeadStart(self._describe_dead_start(count))
 
     def _describe_dead_start(self, num_timeouts: int) -> str:
+        """The message of DeadStart, which names the verifier, or the task whose reply it gives."""
         verifier = str(self._config.use)
         setting = f"cell.verifier.use = {verifier}"
         if verifier.startswith(_REPLY_VERIFIER):

@@ -151,6 +151,7 @@ def _is_filled_in_any(rows: Sequence[DataRow], name: str) -> bool:
 def _no_column_error(
     row: DataRow, setting: str, configured_name: str | None, usual_names: Sequence[str]
 ) -> InputError:
+    """The error that there is no column of the given name, or of the usual names."""
     expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
     columns = ", ".join(row.values) or "(none)"
     return InputError(

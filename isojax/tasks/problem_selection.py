@@ -227,8 +227,8 @@ def _largest_part_validation(cell: CellConfig, held_out: str | None) -> str:
 
 
 def _limit_training(cell: CellConfig, training: list[Problem]) -> RemainingProblems:
-    """At most cell.data.size of the training problems, a random choice, and a note of how many were
-    left out; InputError where there are no training problems at all."""
+    """At most cell.data.size (None: all) of the training problems, a random choice, and a note of
+    how many were left out; InputError where there are no training problems at all."""
     if not training:
         raise InputError(
             where=f"cell.task = {cell.task}",
@@ -254,7 +254,8 @@ def drop_long_prompts(
 ) -> RemainingProblems:
     """The problems whose prompts have at most cell.sampling.prompt_length tokens, and a note of how
     many were dropped; InputError where none fits. description: what the problems are called in
-    messages, such as "validation problems"."""
+    messages, such as "validation problems". A task on device keeps all; its `encode` refuses what
+    does not fit."""
     if is_on_device(task):
         return RemainingProblems(problems)
 

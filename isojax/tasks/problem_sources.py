@@ -210,8 +210,8 @@ def _read_conversation(
 
 def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     """A value of a prompt or an answer as text: text unchanged, a number written out (72.0 as
-    "72"). InputError with its place for anything else: empty, true or false, a list, broken
-    Unicode."""
+    "72"). InputError with its place for anything else: empty, true or false, a list, NaN, broken
+    Unicode. row, column: where it stands, for messages."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

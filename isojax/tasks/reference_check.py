@@ -75,8 +75,8 @@ def check_references(
 ) -> None:
     """InputError where more than a few reference answers of a set cannot be matched by any
     response, judged by the built-in verifiers of the config; a warning for a few. refuse: False for
-    a run that goes on, which only gets the warning. problem_sets: such as [training problems,
-    validation problems]."""
+    a run that goes on, which only gets the warning (but for the verifier integer, which refuses
+    always). problem_sets: such as [training problems, validation problems]."""
     config = cell.verifier
     if isinstance(config.use, str):
         _check_by_verifier(config.use, task.start_verifier().judge, problem_sets, refuse)
@@ -93,8 +93,10 @@ def check_references(
 def _check_by_verifier(
     use: str, judge: Judge | None, problem_sets: Sequence[Sequence[Problem]], refuse: bool
 ) -> None:
-    """The check by one verifier, whose name is `use`, such as "math"; judge: of the verifier math,
-    None for others. Raises or warns as `check_references`."""
+    """The check by one verifier, whose name is `use`, such as "math"; judge: Checker.judge of the
+    verifier math, not needed for others. Raises or warns as `check_references`, but for two: an
+    answer that is no integer is refused with the verifier `integer` also where `refuse` is False,
+    and `exact` only warns. unmatched_sets[i] belongs to problem_sets[i]."""
     unmatched_sets = [find_unmatched(use, judge, problems) for problems in problem_sets]
     total = sum(map(len, problem_sets))
     unmatched = [one for unmatched_set in unmatched_sets for one in unmatched_set]
@@ -143,7 +145,7 @@ def find_unmatched(
 ) -> list[UnmatchedReference]:
     """The problems whose reference answer no response can match, in their order, with the reasons;
     [] for verifiers that are not checked. use: a verifier, such as "math" or "integer:last_line";
-    judge: of the verifier math."""
+    judge: of the verifier math, needed for it alone."""
     if use == "math":
         assert judge is not None
         return _unmatched_by_math(judge, problems)
@@ -164,6 +166,7 @@ def find_unmatched(
 
 
 def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
+    """The problems whose answer the verifier `integer` refuses, with its messages."""
     check = build_integer("")
     unmatched = []
     for problem in problems:
@@ -290,6 +293,7 @@ def _list_some(unmatched: Sequence[UnmatchedReference]) -> str:
 
 
 def _remedy(problem: Problem) -> str:
+    """What the user may do, with the columns of the problem that may hold the answers instead."""
     others = [
         name for name in ANSWER_COLUMNS if isinstance(problem.columns.get(name), str | int | float)
     ]

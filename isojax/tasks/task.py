@@ -262,6 +262,8 @@ class TextTask:
         return turn_end
 
     def _check_raw_prompts(self, end_ids: set[int]) -> None:
+        """InputError where the tokenizer ends every text with one of the end tokens, so that a
+        prompt would end like a response; a warning on a chat written by hand."""
         ids = self._writer.tokenize(["1"])[0]
         if ids and ids[-1] in end_ids:
             raise InputError(

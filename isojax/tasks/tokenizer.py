@@ -226,7 +226,7 @@ def _byte_alphabet() -> Callable[[str], bytes]:
     byte_of_character = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 
     def to_bytes(token: str) -> bytes:
-        # byte_of_character: of each of the 256 bytes. A token with other characters is plain text.
+        # byte_of_character has each of the 256 bytes. A token with other characters is plain text.
         is_written_in_bytes = byte_of_character.keys() >= set(token)
         if not is_written_in_bytes:
             return token.encode()

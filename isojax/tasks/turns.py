@@ -47,6 +47,7 @@ def build(argument: str) -> Check:
     assert reply is not None, "find_reply names tasks that reply"
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        """The verdict with the reply as its message; what it raises is a failure of the reply."""
         text = reply(problem, json.loads(response))
         if text is not None and not isinstance(text, str):
             raise TypeError(f"reply returned a {type(text).__name__}, expected text or None")

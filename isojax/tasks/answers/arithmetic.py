@@ -44,8 +44,9 @@ class Undefined(Exception):
 def exact_value(node: Node) -> Fraction:
     """The value of an expression without variables as a fraction: 3/4 + 1 is Fraction(7, 4).
 
-    Inexact is raised where it is irrational or undefined, as sqrt(2) and 1/0, and where it has more
-    than MAX_BITS.
+    Inexact is raised where it is irrational or undefined, as sqrt(2) and 1/0, and where numerator
+    and denominator have more than MAX_BITS together, so that no computation takes long. Units are
+    left out.
     """
     match node:
         case Number(value):
@@ -170,8 +171,8 @@ def substitute(node: Node, values: Mapping[str, Node]) -> Node:
 
 
 def variables(node: Node) -> frozenset[str]:
-    """The names of an expression's variables: {"x", "y"} for 2 x y. Undefined is raised for a node
-    that is no expression: a list, a relation or a matrix."""
+    """The names of an expression's variables: {"x", "y"} for 2 x y; the index of a series is none.
+    Undefined is raised for a node that is no expression: a list, a relation or a matrix."""
     match node:
         case Symbol(name, is_constant):
             return frozenset() if is_constant else frozenset([name])
@@ -189,7 +190,8 @@ def variables(node: Node) -> frozenset[str]:
 
 def functions(node: Node) -> Iterator[str]:
     """The names of all functions and constants in an expression, "series" for a sum or a product
-    with bounds: "*" and "pi" for 2 pi."""
+    with bounds: "*" and "pi" for 2 pi. Names may come several times; nodes that are no expression
+    have none."""
     match node:
         case Symbol(name, is_constant=True):
             yield name
@@ -255,6 +257,7 @@ class Arithmetic:
         raise Undefined(str(node))
 
     def _series(self, series: Series) -> Value:
+        """As `_series_exactly`, in floating point; Undefined instead of Inexact."""
         low = self._value(series.low)
         high = self._value(series.high)
         are_integers = self.context.isint(low) and self.context.isint(high)
@@ -323,6 +326,7 @@ class Arithmetic:
         return self.context.power(base, exponent)
 
     def _root(self, radicand: Value, index: Value) -> Value:
+        """A root, which is real where there is a real one: of a negative number, an odd root."""
         # The cube root of -8 is -2, not the complex number that a power of 1/3 gives.
         is_odd = self.context.isint(index) and int(index) % 2 == 1
         if is_odd and self.context.im(radicand) == 0 and self.context.re(radicand) < 0:

@@ -18,6 +18,7 @@ def same_colons(reference: Node, response: Node) -> bool:
 
 
 def _same_times_or_ratios(reference: Colon, response: Colon) -> bool:
+    """Whether two have the same parts, or are ratios in proportion, of the same number of parts."""
     if reference.parts == response.parts:
         return True
     if _may_be_time(reference) or _may_be_time(response):

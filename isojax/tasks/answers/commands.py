@@ -177,6 +177,7 @@ def _set_of(reader: Reader, closing: str) -> Node:
 
 
 def _number_set(reader: Reader) -> Node:
+    """The set behind \\mathbb: REALS for R, else a variable that stands for it, as for Z."""
     match = reader.cursor.take(_NUMBER_SET)
     if match is None:
         raise Unreadable("number set")

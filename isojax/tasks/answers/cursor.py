@@ -17,6 +17,7 @@ class Cursor:
     methods but `take` and `inside` first skip spaces."""
 
     def __init__(self, text: str, with_exponents: bool) -> None:
+        """A cursor at the beginning of a normalized answer, whose dollars are gone."""
         self.text = text
         self.position = 0
         self.depth = 0  # brackets that are open here

@@ -112,6 +112,7 @@ class Equality:
     def _same_rows(
         self, reference: tuple[tuple[Node, ...], ...], response: tuple[tuple[Node, ...], ...]
     ) -> bool:
+        """Whether two matrices, each a tuple of rows, have the same entries."""
         if len(reference) != len(response):
             return False
         return all(
@@ -390,6 +391,8 @@ class Equality:
         )
 
     def _same_operations(self, reference: Node, response: Node) -> bool:
+        """Whether two set operations, on sets that are no real numbers, have the same operator and
+        the same sets; those of a union or an intersection may be swapped."""
         if not isinstance(reference, SetOperation) or not isinstance(response, SetOperation):
             return False
         if reference.operator != response.operator:

@@ -209,6 +209,7 @@ class ExpressionReader:
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
 
     def set_expression(self) -> Node:
+        """A quantity, or several with \\cup, \\cap or \\setminus between them (left first)."""
         node = self.quantity()
         while True:
             sign = self.cursor.take(_SET_OPERATION)
@@ -261,7 +262,8 @@ class ExpressionReader:
 
     def modulus(self) -> Node | None:
         r"""The modulus at the cursor: 7 for \pmod{7}, \pmod 7, (mod 7) or \bmod 7; None where there
-        is none."""
+        is none, and the cursor stays. The first group of the match is the brace of \pmod{, the
+        second the first character of a modulus without one."""
         match = self.cursor.take(_MODULUS)
         if match is None:
             return None

@@ -77,7 +77,8 @@ def find_gloss(sentence: str) -> Gloss | None:
 def _says_a_value(remark: str, value_words: str) -> bool:
     """Whether a remark states a value: 8 + 9, 2 hours and 40 minutes, a dozen. A number with a unit
     does only where value_words, the words after the value in the sentence, are a unit of the same
-    kind: 3 hours after 180 minutes."""
+    kind: 3 hours after 180 minutes. Digits followed by number words, as in "5 out of 8", do not
+    count."""
     if _CALCULATION.fullmatch(remark) or _OTHER_SPELLING.fullmatch(remark):
         return True
     if compound_quantity(remark) is not None:

@@ -30,7 +30,8 @@ _PARTS_ONLY = re.compile(r"(an?|[a-z]+)[\s-]+([a-z]+?)s?")  # two-thirds
 
 def number_in_words(text: str) -> Fraction | None:
     """The number that a text states in English words, or in words and digits: 25 for "twenty-five",
-    11/2 for "5 and a half", 5/8 for "5 out of 8". None where the whole text is no such number."""
+    11/2 for "5 and a half", 5/8 for "5 out of 8". None where the whole text is no such number, and
+    for digits alone, "25". Each pattern below is matched against the whole text."""
     if len(text) > MAX_LENGTH:
         return None
 
@@ -53,7 +54,7 @@ def number_in_words(text: str) -> Fraction | None:
         digits_or_words = and_a_part[1]
         is_in_digits = re.fullmatch("[0-9]+", digits_or_words)
         number = Fraction(digits_or_words) if is_in_digits else _whole_number(digits_or_words)
-        part = _part(and_a_part[2], and_a_part[3])
+        part = _part(and_a_part[2], and_a_part[3])  # 1/2 of "a" and "half"
         if number is None or part is None or part >= 1:
             return None
         return number + part

@@ -27,6 +27,7 @@ def _variants(node: Node) -> list[Node]:
 
 
 def _has_sign_choice(node: Node) -> bool:
+    """Whether ± or ∓ is in a node; of matrices and set operations it is not looked for."""
     match node:
         case Relation(sides=sides):
             return any(map(_has_sign_choice, sides))

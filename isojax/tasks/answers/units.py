@@ -328,6 +328,7 @@ def _singular(word: str) -> str:
 
 
 def _known_units() -> Mapping[str, tuple[_Factor, ...]]:
+    """The factors of each unit in the tables, by its name: two for a speed, else one."""
     units: dict[str, tuple[_Factor, ...]] = {}
     for dimension, scales in (("metre", _LENGTHS), ("second", _TIMES), ("gram", _MASSES)):
         for name, scale in scales.items():

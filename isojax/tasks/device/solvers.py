@@ -124,7 +124,9 @@ class SolversTask:
         operators = self.operators[drawn // 10_000]
         a = drawn // 100 % 100
         b = drawn % 100
-        ids = operators * 10_000 + drawn % 10_000  # the same with other operators beside it
+        # The same id whichever operators the task has. (`drawn` counts the task's own operators,
+        # and operators holds indices into OPERATORS.)
+        ids = operators * 10_000 + drawn % 10_000
         answers = solve(operators, a, b)
         return [
             Problem(int(ids[i]), _prompt_text(operators[i], a[i], b[i]), str(answers[i]))

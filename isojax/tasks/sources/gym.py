@@ -45,7 +45,8 @@ class GeneratorSource:
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """The generator's first `count` distinct problems, in random order; all, with a note, if
-        there are fewer. InputError where the generator fails or takes too long."""
+        there are fewer. InputError where the generator fails or takes too long. An id is the item's
+        index in the generator; columns are what the verifier gym needs."""
         # The process writes each item as a line of a file; what it prints is of no use.
         task_text = f"gym:{self.name} with {self.settings}"
         request = {**vars(self), "count": count}
@@ -58,7 +59,7 @@ class GeneratorSource:
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 check=False,
             )
-            items = list(map(json.loads, items_file))
+            items = list(map(json.loads, items_file))  # as `_run_generator` writes them
 
         errors = [item["error"] for item in items if "error" in item]
         if errors:

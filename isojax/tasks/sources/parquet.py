@@ -101,6 +101,7 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
 
 
 def _check_size(path: Path, rows: int, size: int) -> None:
+    """InputError where all files up to this one have too many rows, or bytes when unpacked."""
     if rows > limits.MAX_ROWS or size > limits.MAX_ROW_BYTES:
         most = f"at most {limits.MAX_ROWS:,} rows and {limits.MAX_ROW_BYTES:,} bytes in all files"
         raise InputError(

@@ -181,6 +181,7 @@ def _problem_to_record(problem: Problem) -> dict[str, Any]:
 
 
 def _record_to_problem(row: DataRow) -> Problem:
+    """The problem of a record that `write_dataset` wrote; InputError where it is damaged."""
     messages = parse_json(row.values["messages"], Path(row.location))
     columns = parse_json(row.values["columns"], Path(row.location))
     if not isinstance(messages, list) or not isinstance(columns, dict):

@@ -128,6 +128,7 @@ def _combine(checks: Mapping[str, Check]) -> Check:
     """
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        """Make all of `checks` and combine their verdicts, as `_combine` says."""
         # Make the checks, up to the first that fails. (`partial` is no failure where rewards are
         # graded.)
         verdicts: dict[str, Verdict] = {}

@@ -183,6 +183,7 @@ def _read_for_a_number(answer: str) -> tuple[Node, ...]:
 def _same_nodes(
     references: tuple[Node, ...], responses: tuple[Node, ...], equality: Equality
 ) -> bool:
+    """Whether any reading of the reference is the same as any reading of the response."""
     return any(
         equality.same(reference, response) for reference in references for response in responses
     )
