@@ -1,5 +1,5 @@
 """PPO's critic, and the advantages that follow from its values. Its parameters are the base
-policy's, with a value head in place of the unembedding, trained by an AdamW of their own."""
+policy's, with a value head in place of the unembedding, trained by a second AdamW."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

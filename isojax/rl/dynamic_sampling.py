@@ -61,6 +61,7 @@ def replacements(
     usable_groups = jnp.argsort(~is_usable, stable=True)  # the usable ones first, in their order
     rank = jnp.cumsum(is_equal) - 1  # of a group among those that have equal rewards
     is_replaced = is_equal & (rank < is_usable.sum())
+    # The rank is -1 before the first group of equal rewards, where nothing is replaced.
     return jnp.where(is_replaced, usable_groups[jnp.maximum(rank, 0)], -1)
 
 

@@ -105,7 +105,7 @@ class FusedUpdate:
         table_index = batches.problem_index[i]  # i32[problem_rows]
         problems = gather_problems(batches.problem_table, table_index)
 
-        # The key hangs on the updates of the whole run, not of this call.
+        # The key depends on the updates of the whole run, not of this call.
         key = jax.random.fold_in(run_key, state.step)
         rollouts = self.sample(policy_params(state.params, base_params), problems, B_p, n, key)
         rewards = verify_on_device(self.task, self.shapes, problems, rollouts, B_p, n)
@@ -222,6 +222,7 @@ class FusedRollouts(RolloutSource):
 
         index = np.zeros((MAX_UPDATES_PER_CALL, self.programs.shapes.problem_rows), np.int32)
         for i in range(num_updates):
+            # B_p rows of the problem table, then zeros.
             index[i] = padded_index(next(order), index.shape[1])
 
         inputs = ProblemBatches(

@@ -65,7 +65,7 @@ class GradedSampler:
         self.verify = build_verify(task, shapes, mesh)
 
     def compile(self, params: Params) -> Rollouts | RoutedRollouts:
-        """Compiles all programs for parameters of these shapes; the shapes of the rollouts.
+        """Compile all programs for parameters of these shapes; returns the rollouts' shapes.
 
         Raises:
             InputError: an engine of a fork's does not say which shapes its rollouts have.
@@ -102,7 +102,8 @@ class GradedSampler:
             return [self._sample_and_verify(params, request, keep) for request in requests], None
         assert not is_on_device(self.task)
 
-        # The grader counts the rollouts of all requests, those of the first one first.
+        # The grader counts the rollouts of all requests, those of the first one first: entry r is
+        # the problem of rollout r.
         problem_of_rollout: list[Problem] = []
         for request in requests:
             for problem in request.problems:

@@ -181,6 +181,7 @@ class GradientAccumulator:
             responses = jax.tree.map(lambda x: x[row], responses)
             row_lengths = row_lengths[row]
 
+        # row[i] is where the i-th rollout of the new order was, from which its group follows.
         group = (shard_slice.first_rollout + row) // n
         return ShardBatch(shard_slice, all_shard_slices, responses, group, row_lengths, n)
 

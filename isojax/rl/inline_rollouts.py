@@ -140,7 +140,7 @@ class InlineRollouts(RolloutSource):
         """
         programs, cell = self.programs, self.problems.cell
 
-        # Problems, and the key of the update. A further batch has a key of its own.
+        # Problems, and the key of the update. A further batch has another key.
         index = next(self.problems.problem_order)
         table_rows = padded_index(index, programs.shapes.problem_rows)
         selected = programs.gather_problems(

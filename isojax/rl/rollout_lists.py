@@ -75,11 +75,11 @@ def rollouts_from_lists(
         _check_response(number, response, vocab)
 
     buffers = _Buffers(*(np.zeros(x.shape, x.dtype) for x in shapes))
-    buffers.nucleus_mass[:] = 1
+    buffers.nucleus_mass[:] = 1  # of all that is not set below: the whole distribution
 
     layout = Layout(request.B_p, request.n, setup.shapes.shards)
     for number, response in enumerate(responses):
-        row = layout.place(number)
+        row = layout.place(number)  # (shard, row of the shard), which index the buffers
         length = min(len(response.tokens), T)
         tokens = np.asarray(response.tokens, np.int32)[:length]
         is_drawn = tokens >= 0

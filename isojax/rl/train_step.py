@@ -216,6 +216,7 @@ class TrainStep:
 
         Where loss or gradient are not finite, the step is skipped: parameters and moments stay,
         these metrics count as 0, and `nonfinite_update` as 1; `state.step` counts all the same.
+        signals: what `compute_advantages` has returned for this batch.
         """
         rl = self.rl
         num_rollouts = batch.B_p * batch.n

@@ -134,6 +134,7 @@ class Engine:
             t=slot_zeros,
             stop_state=slot_zeros,
             stopped=jnp.zeros(R, bool),
+            # any key, for its shape: a rollout that begins in a slot brings its own
             key=jax.random.key_data(jnp.broadcast_to(jax.random.key(0), (R,))),
             tokens=jnp.zeros((R, T), jnp.int32),
             logps=jnp.zeros((R, T), jnp.float32),
@@ -226,7 +227,7 @@ class Engine:
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
 
         # Context that was written ahead of the response takes the place of what was drawn. It is
-        # written as ~token, which is negative: so it is told from the policy's own tokens.
+        # written as ~token, which is negative, unlike the policy's own tokens.
         written_token = token
         if self.stops.adds_context:
             ahead = slots.token_ahead()
@@ -304,6 +305,7 @@ class Engine:
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
         stop_state = slots.stop_state
         if self.stops.transitions is not None:
+            # A slot in the last state is done, or gets a reply, which sets the state back to 0.
             stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
             stop_met = stop_met | (stop_state == len(self.stops.transitions))
         if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
@@ -331,6 +333,8 @@ class Engine:
 
         # A turn that has ended gets its reply, and the response goes on; without one it is done.
         if self.stops.reply is not None and answers is not None:
+            # context i32[R K], count i32[R]: computed for all slots, and read where this token has
+            # ended a turn.
             context, count = self.stops.reply(answers, plain_tokens(slots.tokens), slots.t)
             count = jnp.where(slots.stopped & ~was_done, count, 0)
             slots, overflow = slots.write_ahead(context, count)
@@ -355,7 +359,9 @@ class Engine:
         chunk = self._decode_tokens(weights.decode, batch, state, recorded, active)
         slots = chunk.slots
         done = chunk.done
-        if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
+        # Where the host replies (sampling/replies.py), the end of a turn is not the response's: the
+        # slot keeps its row, and waits.
+        if self.stops.host_replies:
             done = done & ~slots.stopped
 
         # Finish. Row `buffer_rows` is out of range: nothing of a slot that goes on is written.
@@ -496,6 +502,7 @@ def build_sampler(
         state = lax.while_loop(partial(engine.has_work, batch), decode_chunk, state)
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
+    # `sample_shard` reads the specs over all axes; its shard_map takes those over data and fsdp.
     param_specs = sharding.partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)
     on_all = P()
     in_specs = (

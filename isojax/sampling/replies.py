@@ -114,6 +114,8 @@ def make_replies(
             slot = reply.slot
             tokens = reply.context
             index = slot.shard, slot.slot
+            # One of more than T tokens is cut for the array alone: `has_ended` is true of it, and
+            # `write_ahead` finds no room.
             fitting = tokens[:T]
             context[index][: len(fitting)] = fitting
             counts[index] = len(fitting)

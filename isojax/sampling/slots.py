@@ -146,7 +146,11 @@ class WorkItems(NamedTuple):
 
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
-    """How a shard's share of the batch, or a ring's part that may begin, is divided into items."""
+    """How a shard's share of the batch, or a ring's part that may begin, is divided into items.
+
+    An item is one rollout with W = 1 slots in a prefix group; with W > 1 it is as many rollouts of
+    one problem as `size` says. Sizes depend on the batch's B_p and n, and are traced.
+    """
     share = batch.share
     n = batch.n
     W = shapes.slots_per_prefix

@@ -105,7 +105,7 @@ class Stream:
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
     ) -> tuple[StreamInputs, SamplerState]:
-        # before the cache is there: it is held twice for a moment
+        # before the cache is there, because weights are held twice for a moment
         weights = self.prepare_weights(params)
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
         return StreamInputs(weights, *batch_inputs), state
@@ -290,6 +290,8 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
     is_whole = param_shardings == gathered_shardings  # nothing is split over data or fsdp
 
+    # Prompts may need other weights: stacked layers, where the sampler's step has unrolled
+    # ones (`Decoding.prefills_stacked`).
     # Whether the trainer's arrays serve the sampler, without a cast and without other parts.
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
     serves_as_it_is = is_whole and computes_in_float32

@@ -250,6 +250,7 @@ class AsyncRollouts(RolloutSource):
         """
         programs = self.programs
         update = self.updates_done
+        # Before the first batch alone: `finish_update` begins those after it.
         if self.next_batch_to_begin == update:
             self._publish_and_begin(state.params)
 

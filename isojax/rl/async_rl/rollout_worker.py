@@ -2,7 +2,7 @@
 (rl/async_rl/async_rollouts.py) trains.
 
 A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in
-a thread of its own, on other devices; a RemoteWorker (rl/async_rl/remote_worker.py) in other
+another thread, on other devices; a RemoteWorker (rl/async_rl/remote_worker.py) in other
 processes. All receive the same requests in the same order; only the moment of their arrival
 differs, which decides with which weights a token is drawn."""
 
@@ -245,6 +245,7 @@ class RolloutWorker:
         outputs: arrays [S R ...] of all slots. Reads and replaces `previous_slots`.
         """
         previous_rows, previous_lengths = self.previous_slots
+        # A rollout that was in its slot before the chunk had some tokens by then.
         goes_on = outputs.slot_rows == previous_rows
         new_tokens = outputs.lengths - np.where(goes_on, previous_lengths, 0)
 

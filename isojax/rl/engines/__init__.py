@@ -72,7 +72,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told of responses while others are sampled. Rollout r is the (r % n)-th of problem r
+    """Who gets responses while others are sampled. Rollout r is the (r % n)-th of problem r
     // n. Of several processes, one reports each rollout."""
 
     # (rollouts i32[k], their tokens, each i32[its length]): these are done.
@@ -108,13 +108,13 @@ class RolloutEngine(Protocol):
         self, params: Params, request: SampleRequest, listener: Listener | None
     ) -> Rollouts | RoutedRollouts:
         """All rollouts of a request, in the rows that sampling/batch.py describes. `params`: those
-        that were published last. `listener`: where the host verifies; it is told of each rollout
-        once."""
+        that were published last. `listener`: gets each rollout once, where the host verifies; else
+        None."""
         ...
 
     def metrics(self) -> Metrics:
-        """What the ledger is to record of the rollouts of the last request, beside what is measured
-        of all engines."""
+        """What the ledger is to record of the rollouts of the last request, in addition to what is
+        measured of all engines."""
         return {}
 
     def main_programs(self, params: Params) -> dict[str, tuple[Program, tuple[Any, ...]]]:

@@ -28,7 +28,8 @@ class Ask:
     stop_tokens: Sequence[int]
     stop_strings: Sequence[str]
     with_logps: bool = False
-    alternatives: int = 0  # tokens beside the sampled one, of which the log-probs are asked too
+    # of how many other first tokens, the likeliest ones, the log-probs are asked too
+    alternatives: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class JsonClient:
                 expected="one such as http://localhost:8000",
             )
         try:
-            self._port = parts.port
+            self._port = parts.port  # raises where it is no number; None where there is none
         except ValueError as e:
             raise InputError(
                 where=f"the server {options.url!r}",
@@ -64,7 +64,7 @@ class JsonClient:
         self._connections: set[HTTPConnection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
-        self.lost_requests = 0  # to which no answer came: the server may have ended, and begun anew
+        self.lost_requests = 0  # to which no answer came: the server may have been restarted
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)

@@ -61,7 +61,7 @@ class ResponseInspector:
         logps = self._logps(ask, completion, len(tokens))
 
         end = self.task.find_end(tokens)  # how many tokens, with the one that ends it; or None
-        has_room = len(tokens) < self.T
+        has_room = len(tokens) < self.T  # of T tokens or more it is cut here, however it ended
         if completion.stopped and end is None and completion.tokens is not None and has_room:
             raise self._failed(
                 f"ended a response after token {tokens[-1]}, which ends none for isojax "

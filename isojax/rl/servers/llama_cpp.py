@@ -25,7 +25,7 @@ class LlamaCpp(Dialect):
             "n_predict": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
-            # By default it takes the nucleus before temperature, after cuts of its own.
+            # By default it takes the nucleus before temperature, after other cuts.
             "samplers": ["temperature", "top_p"],
             "stop": list(ask.stop_strings),
             "return_tokens": True,

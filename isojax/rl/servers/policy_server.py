@@ -37,6 +37,7 @@ class PolicyServer:
         self.url = url
         self.server = LanguageServer(make_options(config, url))
         served = self.server.served
+        # `run.server.update`, or what is known of servers of this project; {} where nothing is.
         self.requests = config.update or served.dialect.update_requests
         if not self.requests:
             problem = "has no request that makes it load other weights, as far as isojax knows"
@@ -67,6 +68,7 @@ class PolicyServer:
         # By log-probs isojax sees whether the server has the weights; without them it cannot.
         self.check: WeightCheck | None = None
         if served.dialect.logp_kind is not LogpKind.NONE:
+            # Whether any of the requests, wherever in its body, tells the server the version.
             announces_version = "{version}" in json.dumps(dict(self.requests))
             self.check = WeightCheck(self.server, decoder, mesh, announces_version)
         self.update = 0  # of the policy that was published last
@@ -87,6 +89,7 @@ class PolicyServer:
         Nothing is sent where these very arrays were published last. Raises ServerFailed where
         weights cannot be written or announced, or the server does not take them.
         """
+        # Arrays do not change, so that the same ones are the same policy.
         arrays = jax.tree.leaves(params)
         has_as_many = len(arrays) == len(self._published)
         if has_as_many and all(a is b for a, b in zip(arrays, self._published, strict=True)):

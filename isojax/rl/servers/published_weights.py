@@ -36,7 +36,7 @@ class PublishedWeights:
         if path.exists():  # of the same update, before the run was killed
             shutil.rmtree(path)
 
-        # On the host, because devices may have no room for merged weights beside the policy.
+        # On the host, because devices may have no room for merged weights and the policy.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             merged = merge_adapters(jax.device_get(params), self.decoder.config.lora)
         try:

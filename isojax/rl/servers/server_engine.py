@@ -32,7 +32,7 @@ from isojax.tasks.task import TextTask, is_on_device
 
 # Of `_check_temperature`, which looks at the difference of two log-probs. By how much it may be off
 # that which temperature makes of it: a share of it, or nats below 1 nat. And by how many nats
-# temperature must change it, or else nothing could be told from it.
+# temperature must change it, or else it shows nothing.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
 # At most so many prompts are asked until one's first tokens are uneven enough to tell.
 CHECKED_PROMPTS = 4
@@ -139,7 +139,7 @@ class ServerEngine(RolloutEngine):
         if server is not None and not server.has_begun_check:
             server.begin_check(params, self._begun_sequences(request, responses))
         elif server is not None and self.client.lost_requests > lost_requests:
-            # It may have ended and begun anew, with other weights.
+            # It may have been restarted, with other weights.
             server.look_for_weights(params)
         return rollouts_from_lists(self.setup, request, responses)
 
@@ -320,6 +320,7 @@ class ServerEngine(RolloutEngine):
         """
         ask_by_prompt = {tuple(ask.prompt): ask for ask in asks}
         for ask in list(ask_by_prompt.values())[:CHECKED_PROMPTS]:
+            # {token: log-prob} of the likeliest first tokens, each time.
             at_one = self._alternatives(replace(ask, temperature=1.0))
             as_asked = self._alternatives(ask)
             shared = sorted(at_one.keys() & as_asked.keys(), key=lambda token: at_one[token])

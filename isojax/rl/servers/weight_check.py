@@ -1,7 +1,7 @@
 """Whether a server answers with the weights that it was given last.
 
 A server may accept new weights and go on with the old ones: of another folder, of a replica that
-was not told, or because it caches files. So a probe is asked after each publication: a few
+got no announcement, or because it caches files. So a probe is asked after each publication: a few
 contexts, out of the first rollouts, and the log-probs of five tokens after each. isojax computes
 the same log-probs itself.
 
@@ -75,7 +75,7 @@ class ProbeLogps:
     """Log-probs of the probe's tokens after an update, f32[contexts, NUM_TOKENS]."""
 
     update: int
-    of_server: np.ndarray  # NaN where the server has told none
+    of_server: np.ndarray  # NaN where the server has given none
     own: np.ndarray
 
     @property
@@ -113,8 +113,8 @@ class WeightCheck:
     def __init__(
         self, server: LanguageServer, decoder: Decoder, mesh: Mesh, announces_version: bool
     ) -> None:
-        """announces_version: whether the server is told the number of the update as a version,
-        which its answers may have again."""
+        """announces_version: whether the server gets the number of the update as a version, which
+        its answers may have again."""
         self.server, self.announces_version = server, announces_version
         self.compute_logps = build_context_logps(decoder, mesh)
         self.probe: Probe | None = None
@@ -185,7 +185,7 @@ class WeightCheck:
     def _find_old_version(self, answers: Sequence[OneToken], update: int) -> str:
         """What is wrong with the version that the server tells, for a message; "" where nothing is.
 
-        A server that tells no version, or was told none, has nothing wrong.
+        A server that gives no version, or was given none, has nothing wrong.
         """
         if not self.announces_version:
             return ""
@@ -202,6 +202,7 @@ class WeightCheck:
 
         Nothing does where it has the new ones, or the policy has not moved enough to tell.
         """
+        # The newest answers before, since which the policy has moved by MIN_MOVE or more; or None.
         former = self._find_former(logps)
         if former is None:
             return ""
@@ -249,7 +250,7 @@ class WeightCheck:
 
     def _look_up(self, answers: Sequence[OneToken]) -> np.ndarray:
         """The server's log-probs of the probe's tokens, f32[contexts, NUM_TOKENS]; NaN where it has
-        told none."""
+        given none."""
         assert self.probe is not None
         logps = np.full(self.probe.tokens.shape, math.nan, np.float32)
         for row, answer, tokens in zip(logps, answers, self.probe.tokens.tolist(), strict=True):
@@ -283,9 +284,9 @@ def build_context_logps(decoder: Decoder, mesh: Mesh) -> Program:
 
 
 def measure_moves(after: ProbeLogps, before: ProbeLogps) -> Moves:
-    """How far log-probs have moved from `before` to `after`, over the tokens the server told twice.
+    """How far log-probs have moved from `before` to `after`: isojax's own, and the server's.
 
-    0 where there are none.
+    Over the tokens for which the server gave one both times; 0 where there are none.
     """
     of_server = after.of_server - before.of_server
     own = np.where(np.isfinite(of_server), after.own - before.own, math.nan)
@@ -293,13 +294,13 @@ def measure_moves(after: ProbeLogps, before: ProbeLogps) -> Moves:
 
 
 def root_mean_square(x: np.ndarray) -> float:
-    """Of those that are numbers; 0 where none is."""
+    """The root mean square of the entries that are numbers, not NaN; 0 where none is."""
     numbers = x[np.isfinite(x)].astype(np.float64)
     return float(np.sqrt(np.mean(numbers**2))) if numbers.size else 0.0
 
 
 def median_size(x: np.ndarray) -> float:
-    """Of those that are numbers; 0 where none is."""
+    """The median of the absolute values of the entries that are numbers; 0 where none is."""
     numbers = np.abs(x[np.isfinite(x)])
     return float(np.median(numbers)) if numbers.size else 0.0
 
