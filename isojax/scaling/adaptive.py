@@ -81,6 +81,7 @@ class AdaptivePolicy:
                 fix=fix,
             )
 
+        # The first seed of each (B_p, n); () as no run has failed yet.
         first_cells = [seeds[0] for seeds in self._seeds_by_cell(()).values()]
         first_round_rollouts = sum(
             cell.rollouts_to_reach(self._first_target(cell)) for cell in first_cells
@@ -374,6 +375,7 @@ class NStarUncertainty:
     def __init__(
         self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float
     ) -> None:
+        """Tabulates the best n of each draw and level; the arguments are those of the class."""
         # For each draw and level, which cell is best, and which of the measured n that is.
         num_draws, num_cells, _ = reward_draws.shape
         distinct_n, n_index = np.unique(n, return_inverse=True)

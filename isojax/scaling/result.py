@@ -188,6 +188,7 @@ class ResidualCorrection:
 
         replicates: Q. key: (B_p, n) of the cell, which seeds the draws, so that they are the same
         at every call."""
+        # [knots, G]: what a value of 1 at each knot adds at C; `evaluate` is linear in the values.
         knot_weights = np.stack(
             [replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))]
         )
@@ -609,8 +610,9 @@ class FitResult(ResultRow):
 
 
 def read_fit_file(path: Path) -> FitResult:
-    """The fit in a fit.json; InputError where the file cannot be read, is no fit, or has another
-    schema version."""
+    """The fit in a fit.json, without clocks, which no file holds (fit.with_clocks adds them).
+
+    InputError where the file cannot be read, is no fit, or has another schema version."""
     fix = "Make it with `isojax fit RUN`."
     try:
         content = read_file(path)

@@ -302,8 +302,10 @@ def _explain_cell(
 
 
 def _describe_allowed(request: AllocationRequest, count: int) -> str:
-    """How many cells were compared and by which limits they were selected, in words: "6 stable
-    measured cells with B_p = 32 and B_p n <= 1024"."""
+    """How many cells were compared and by which limits they were selected, in words.
+
+    Such as "6 stable measured cells with B_p n <= 1024"; count: how many. With a fixed B_p the
+    cells need not be stable."""
     fix = request.fix
     limit_texts = {
         "M": "B_p n M <= C",

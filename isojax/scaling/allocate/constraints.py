@@ -45,8 +45,10 @@ class AllocationRequest:
     time: TimeBudget | None = None  # the budget, where it is one in time
 
     def check(self) -> None:
-        """InputError for values out of range, for a fixed B above B_max, and for a fixed M of more
-        updates than the budget has rollouts."""
+        """InputError for values out of range or fixed numbers that the limits exclude.
+
+        These are a fixed B above B_max, and a fixed M of more updates than the budget has rollouts.
+        A fixed B_p above B_max is refused by check_B_max."""
         is_number = isinstance(self.C, Real) and not isinstance(self.C, bool)  # NumPy's are Real
         if not is_number or not 0 < self.C <= MAX_COUNT:
             raise InputError(

@@ -122,8 +122,10 @@ class CurveEnsemble:
         return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
-        """The expected reward of each cell at its own C: float[..., cells] -> float[..., cells]. It
-        is the mean of the replicates; without replicates, that of the fitted curves.
+        """The expected reward of each cell, each at its C: float[..., cells] -> float[..., cells].
+
+        spent: rollouts > 0; a last axis of 1 means one C for all cells. The reward is the mean of
+        the replicates; without replicates, that of the fitted curves.
 
         Where nothing was learnt in the sweep the fitted curves count too. They are the mean of the
         evaluations, 0 where no response was right; the replicates spread above 0, and so would

@@ -114,7 +114,8 @@ class GrowthDraws:
 
         # Where the curve of this n has the run's reward: s of curves/hill.py, solved for C.
         progress = (rewards - self.R0) / gain
-        scale = np.expm1(tail * np.log(2.0))
+        scale = np.expm1(tail * np.log(2.0))  # 2^tail - 1
+        # e^z there
         growth = np.expm1(-tail * np.log1p(-np.clip(progress, 1e-12, 1 - _CLOSE))) / scale
         C_now = C_mid * np.exp(np.clip(np.log(growth) / exponent, -60, 60))
 

@@ -248,6 +248,7 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
     C = np.geomspace(draws.C_low.min(), draws.C_high.max(), TIE_POINTS)
     C = C[draws.is_measured(C).any(0)]
     cell_n = np.array([n for _, n in draws.keys])
+    # best_cells gives the rewards and, second, the index of the best cell in each draw at each C.
     best_n = cell_n[best_cells(draws, C)[1]]  # [Q, C]
 
     # Neighbouring C at which the same n are tied form one range; one C alone is none.

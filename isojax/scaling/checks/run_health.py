@@ -186,9 +186,10 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
 
     # From above: metric, scatter and has_scatter.
     def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
-        """Whether a difference between the mean rewards of two groups of evaluations is more than
-        noise. Its standard error is that paired over problems; where a run has many evaluations,
-        at least that by their scatter."""
+        """Whether a difference between the mean rewards of evaluations a and b is more than noise.
+
+        Its standard error is that paired over problems; where a run has many evaluations, at least
+        that by their scatter. False where neither is known."""
         paired = paired_lead(a, b, metric)
         if paired is None and scatter is None:
             return False

@@ -270,6 +270,7 @@ def _takeover(
     the curves do not cross there, halfway between them."""
 
     def earlier_lead(x: float) -> float:
+        """The reward of `earlier` less that of `later`, at x = log10 C."""
         return float(curve_reward(earlier, 10**x) - curve_reward(later, 10**x))
 
     overlap_start = float(np.log10(max(earlier.C_low, later.C_low)))

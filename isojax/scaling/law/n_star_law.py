@@ -136,8 +136,10 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
 
 
 def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
-    """The sigmoid b + L / (1 + exp(-k (x - x0))) of least weighted squares, with 0 <= b, 0 <= L,
-    b + L <= points.cap, and k within K_BOUNDS. `starts`: from how many places to search.
+    """The rising sigmoid b + L / (1 + exp(-k (x - x0))) of least weighted squares.
+
+    Its bounds: 0 <= b, 0 <= L, b + L <= points.cap, and k within K_BOUNDS. starts: from how many
+    places to search.
 
     It is a learning curve (a Hill curve in 10^x) with R0 = b, A = b + L, exponent k / ln 10 and
     log10 C_mid = x0, and is fitted as such."""
@@ -250,6 +252,7 @@ def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
     """log2 of the best n in each draw: C float[G] -> float[Q, G].
 
     A cell competes by its curve, up to CURVE_REACH_DECADES beyond its data."""
+    # best_cells gives the rewards and, second, the index of the best cell, [Q, G].
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
@@ -263,6 +266,7 @@ def most_common_n_law(n: ArrayLike) -> Law:
 
 def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
     """The mean of y over all points within window / 2 of each x; float[points]."""
+    # 1e-12: a point exactly at the window's end counts, whatever the rounding.
     within_window = np.abs(x[:, None] - x[None, :]) <= window / 2 + 1e-12
     return (within_window @ y) / within_window.sum(1)
 

@@ -237,6 +237,7 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
         keys=draws.keys,
         C=C,
         rewards=draws.rewards(C),
+        # 1e-9: the last C may be this very limit, but for rounding.
         competing=draws.C_high[:, None] * reach * (1 + 1e-9) >= C,
     )
 
@@ -252,8 +253,10 @@ def _constant_loss(cells: ComparedCells) -> Loss:
 
 
 def _judge_rising(cells: ComparedCells) -> Evidence:
-    """The law that n* grows with C holds where the best single n loses much, so that n must change,
-    and the best n*(C) that never falls loses little, so that growing is enough."""
+    """The evidence on the law that n* grows with C.
+
+    It holds where the best single n loses much, so that n must change, and the best n*(C) that
+    never falls loses little, so that growing is enough."""
     constant = _constant_loss(cells)
     rising = Loss(lambda R: _best(R) - best_nondecreasing_sum(R) / R.shape[2], cells.by_n)
     rising_text = f"the best n*(C) that never falls loses {rising.format()}"
@@ -283,8 +286,9 @@ def _judge_two(cells: ComparedCells) -> Evidence:
 
 
 def _judge_hundreds(cells: ComparedCells) -> Evidence:
-    """The evidence on the published law that hundreds of rollouts per problem keep gaining: it
-    holds where the largest n leads the best n below HUNDREDS, in the upper decade of C."""
+    """The evidence on the law that hundreds of rollouts per problem keep gaining.
+
+    It holds where the largest n leads the best n below HUNDREDS, in the upper decade of C."""
     num_smaller = sum(n < HUNDREDS for n in cells.n)  # these come first, since n rises
     if num_smaller == 0:
         missing = cells.run_of(HUNDREDS // 2)
@@ -306,8 +310,9 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
 
 
 def _judge_batch(cells: ComparedCells) -> Evidence:
-    """The law that only B = B_p n matters holds where cells with the same B and different n have
-    nearly the same reward."""
+    """The evidence on the law that only B = B_p n matters.
+
+    It holds where cells with the same B and different n have nearly the same reward."""
     # Indices of the cells that compete at all budgets; those of one B may be compared.
     always_competing = (j for j in range(len(cells.keys)) if cells.competing[j].all())
     cells_of_B = group_by(always_competing, lambda j: cells.keys[j][0] * cells.keys[j][1])
@@ -322,8 +327,9 @@ def _judge_batch(cells: ComparedCells) -> Evidence:
         return Evidence(text, missing_run=DecidingRun(B_p=B_p, n=n, C=float(cells.C[-1])))
 
     def mean_spread(R: FloatArray) -> FloatArray:
-        """The largest less the smallest reward within a group, averaged over C and the groups:
-        float[Q, J, G] -> float[Q]."""
+        """The largest less the smallest reward within a group, averaged over C and the groups.
+
+        float[Q, J, G] -> float[Q]. `groups`, from above: lists of cell indices, of one B each."""
         return np.mean([np.ptp(R[:, group], axis=1).mean(-1) for group in groups], axis=0)
 
     loss = Loss(mean_spread, cells.rewards)
