@@ -250,6 +250,7 @@ def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
     with jax.default_device(device):
         for name in names:
             try:
+                # both are empty where the implementation will do
                 reason = _unsupported_reason(shape, name) or _mismatch(shape, name)
                 if not reason:
                     seconds[name] = attention_seconds(shape, name)

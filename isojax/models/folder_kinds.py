@@ -55,7 +55,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def _broken_links(folder: Path) -> str:
-    """Describe a folder with links to files that are not there, as copies of a hub's cache have."""
+    """Say what to do with links to files that are not there; "" for other folders."""
     paths = paths_below(folder, nested=False)
     broken = [path.name for path in paths if path.is_symlink() and not path.exists()]
     if not broken:
@@ -65,7 +65,7 @@ def _broken_links(folder: Path) -> str:
 
 
 def _isojax_run(folder: Path) -> str:
-    """Describe a sweep's folder, or one in it, such as a run's or its checkpoint's."""
+    """Say how a sweep's run becomes a model; "" for a folder outside of a sweep."""
     # a sweep's folder, or up to three levels below it, such as a run's checkpoint
     levels = [folder, *folder.absolute().parents[:3]]
     sweeps = [f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()]
@@ -81,7 +81,7 @@ def _isojax_run(folder: Path) -> str:
 
 
 def _hub_cache(folder: Path) -> str:
-    """Describe a cache of huggingface_hub, or a folder of such caches, "models--ORG--NAME"."""
+    """Say which folder of a cache of huggingface_hub is a model; "" for other folders."""
     caches = [folder] if (folder / "snapshots").is_dir() else sorted(folder.glob("models--*"))
     commits = []
     for cache in caches:
@@ -99,7 +99,7 @@ def _hub_cache(folder: Path) -> str:
 
 
 def _adapter(folder: Path) -> str:
-    """Describe a folder of PEFT's adapter, which has no weights of the base model."""
+    """Say how an adapter of PEFT and its base model become one; "" for other folders."""
     names = [name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS) if (folder / name).is_file()]
     if not names:
         return ""
@@ -107,6 +107,7 @@ def _adapter(folder: Path) -> str:
     settings = read_json_object(folder / ADAPTER_CONFIG) if ADAPTER_CONFIG in names else {}
     base = settings.get("base_model_name_or_path") or "not named"
     adapter = f"It holds an adapter of PEFT ({list_some(names)}), whose base model is {base}"
+    # a file without the key counts as LoRA
     method = settings.get("peft_type", "LORA")
     if method in PROMPT_ADAPTERS:
         return (
@@ -120,7 +121,7 @@ def _adapter(folder: Path) -> str:
 
 
 def _verl(folder: Path) -> str:
-    """Describe verl's shards of a policy's weights, by FSDP or Megatron."""
+    """Say how verl's shards, by FSDP or Megatron, become a model; "" for other folders."""
     for actor in _verl_actors(folder):
         shards = sorted(path.name for path in actor.glob("model_world_size_*_rank_*.pt"))
         if shards:
@@ -146,7 +147,7 @@ def _verl_command(backend: str, actor: Path) -> str:
 
 
 def _deepspeed(folder: Path) -> str:
-    """Describe DeepSpeed's shards of a model."""
+    """Say how DeepSpeed's shards become a model; "" for other folders."""
     # A copy may lack some of its files, and any tag may name the folder of the shards.
     names = ("*_model_states.pt", "*_optim_states.pt")
     shards = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
@@ -165,7 +166,7 @@ def _deepspeed_command(checkpoint: Path) -> str:
 
 
 def _megatron(folder: Path) -> str:
-    """Describe a checkpoint of Megatron."""
+    """Say how a checkpoint of Megatron becomes a model; "" for other folders."""
     parts = [
         *folder.glob("latest_checkpointed_iteration.txt"),
         *folder.glob("iter_*"),
@@ -182,7 +183,7 @@ def _megatron(folder: Path) -> str:
 
 
 def _accelerate(folder: Path) -> str:
-    """Describe FSDP's shards of accelerate."""
+    """Say how accelerate's shards by FSDP become a model; "" for other folders."""
     sharded = [path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()]
     if folder.name.startswith("pytorch_model_fsdp_"):
         sharded.append(folder)
@@ -196,7 +197,7 @@ def _accelerate(folder: Path) -> str:
 
 
 def _distributed_checkpoint(folder: Path) -> str:
-    """Describe shards of torch.distributed.checkpoint, of which merged.pt is made."""
+    """Say how shards of torch.distributed.checkpoint become a model; "" for others."""
     parts = sorted(folder.glob("*.distcp")) or sorted(folder.glob("*/*.distcp"))
     if not parts:
         return ""
@@ -210,7 +211,7 @@ def _distributed_checkpoint(folder: Path) -> str:
 
 
 def _model_below(folder: Path) -> str:
-    """Describe a folder whose subfolders are models."""
+    """Say which subfolders are models; "" where there are none."""
     paths = paths_below(folder, nested=False)
     models = [str(path) for path in paths if path.is_dir() and holds_model(path)]
     if not models:
@@ -220,7 +221,7 @@ def _model_below(folder: Path) -> str:
 
 
 def _gguf(folder: Path) -> str:
-    """Describe a folder with llama.cpp's file."""
+    """Say how llama.cpp's file becomes a model; "" for other folders."""
     files = sorted(folder.glob("*.gguf"))
     if not files:
         return ""
@@ -235,7 +236,7 @@ def gguf_fix(file: Path) -> str:
 
 
 def _meta(folder: Path) -> str:
-    """Describe a model in Meta's original format."""
+    """Say how a model in Meta's original format is converted; "" for other folders."""
     files = sorted(path.name for path in folder.glob("consolidated*.pth"))
     if not files:
         return ""
@@ -272,7 +273,7 @@ def describe_pickles(folder: Path) -> str:
 
 
 def _other_frameworks(folder: Path) -> str:
-    """Describe weights of Flax or TensorFlow, compiled models, and checkpoints of Orbax."""
+    """Say what to do with files of Flax, TensorFlow, compilers or Orbax; "" for others."""
     options = {"flax_model*.msgpack": "from_flax=True", "tf_model*.h5": "from_tf=True"}
     for pattern, option in options.items():
         files = sorted(path.name for path in folder.glob(pattern))
@@ -299,7 +300,7 @@ def _other_frameworks(folder: Path) -> str:
 
 
 def _traces(folder: Path) -> str:
-    """Describe what a trainer leaves when its weights' shards were not saved or not copied."""
+    """Say which shards of weights a trainer's folder lacks; "" for other folders."""
     if (folder / "zero_to_fp32.py").is_file():
         what = "It is a checkpoint of DeepSpeed without its shards, global_step*/*_states.pt"
         merge = f"{_deepspeed_command(folder)}; {CONFIG_AND_TOKENIZER}"

@@ -52,6 +52,7 @@ def add_adapters(layer: Any, lora: LoraConfig) -> AdaptedLayer:
             return adapted
         return module
 
+    # parameters outside of such modules, as of norms, come back as they are
     adapted_layer = jax.tree.map(adapt, layer, is_leaf=can_adapt)
     if not specs_by_target:
         targets = ", ".join(lora.targets)

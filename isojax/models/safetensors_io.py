@@ -126,6 +126,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
                 shape = tuple(header.get_shape())
                 tensors.append(StoredTensor(file, name, header.get_dtype(), shape))
     except (OSError, SafetensorError) as e:
+        # InputError where the file is the pointer that git-lfs leaves in a file's place
         refuse_pointer(file, "the weights themselves")
         raise InputError(
             where=file,

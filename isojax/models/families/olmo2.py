@@ -60,6 +60,7 @@ def olmo2(config: ModelConfig, vocab: int) -> Architecture:
 
     # The last argument of a norm is its name in a layer of a checkpoint, without ".weight".
     def block(kind: object) -> Block:
+        # `kind` is always FULL
         attention = Attention(
             config,
             rope,

@@ -160,6 +160,7 @@ def read_config_json(file: GGUFFile) -> dict[str, Any]:
     settings = DEFAULTS | file.settings
     heads = settings.get("attention.head_count")
     settings.setdefault("attention.head_count_kv", heads)
+    # a list where layers differ, which is refused below
     if isinstance(heads, int) and "attention.key_length" not in settings:
         settings["attention.key_length"] = settings.get("embedding_length", 0) // heads
 

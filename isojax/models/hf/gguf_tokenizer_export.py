@@ -57,7 +57,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
         merges.append(tuple(pair))
     if model.get("byte_fallback"):
         add_sentencepiece(writer, about, tokens, types, merges)
-        # which llama.cpp finds in the text before it writes spaces otherwise
+        # llama.cpp finds user-defined tokens in the text before it writes spaces as SPACE
         for number, token_type in enumerate(types):
             if token_type == USER_DEFINED:
                 tokens[number] = tokens[number].replace(SPACE, " ")

@@ -377,9 +377,11 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
         )
         scores = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
+            # buffers are of keys, values, keys' scales, values' scales
             scores = scale(scores, refs.buffers[2][step % 2])
 
-        # What was at the token's own position is gone; itself it has seen.
+        # The entry at the token's position is the one that it replaces; the token itself is in the
+        # sums already.
         start = block[core, step] * layout.block_positions
         position = start + lax.broadcasted_iota(jnp.int32, scores.shape, 2)
         token_position = refs.group_written[...].reshape(S * K, G, 1)
