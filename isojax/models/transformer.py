@@ -415,6 +415,7 @@ class Decoder:
             positions,
             causal_attention,
             take_last,
+            # of every row
             first_tokens=slice(1),
             routers=routers,
         )

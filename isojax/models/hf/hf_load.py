@@ -352,9 +352,8 @@ def load_weight(
         index = tuple(slice(*bounds) for bounds in region)
         stored_index = layout.stored_index(index[k:])
 
-        # one tensor after the other, each into its place among the stacked ones
-        # a view, so that filling it fills `values`; in the order of the names, the last stacked
-        # axis fastest
+        # One tensor after the other, each into its place among the stacked ones: in the order of
+        # the names, the last stacked axis fastest. It is a view, so that filling it fills `values`.
         values_by_tensor = values.reshape(-1, *values.shape[k:])
         for name, tensor_values in zip(names[index[:k]].flat, values_by_tensor, strict=True):
             stored = stored_tensors[name].read(stored_index)

@@ -57,7 +57,7 @@ def triton_decode(
         position = position_ref[()]
 
         def load_block(ref: Any, start: Array, is_live: Array) -> Array:
-            """Keys or values [block H], those beyond the slot's position 0."""
+            """Return keys or values [block H] from `start` on, 0 beyond the slot's position."""
             block = ref.at[pl.ds(start, BLOCK_POSITIONS)]
             return triton.load(block, mask=is_live[:, None], other=0.0)
 

@@ -82,7 +82,8 @@ def multiply_by_all_experts(
     cores = core_count(experts)
     experts_of_core = experts // cores
 
-    # Which block of each array a step (core, expert, part of the hidden values) has.
+    # Which block of each array a step (core, expert, part of the hidden values) has. Indices count
+    # blocks of the shapes below, in which an axis of None has one entry.
     def whole_rows(core: Any, expert: Any, part: Any, layer: Any) -> tuple:
         return 0, 0
 
@@ -109,6 +110,7 @@ def multiply_by_all_experts(
                 pl.BlockSpec((None, None, width, block), gate_or_up),
                 pl.BlockSpec((None, None, block, width), down),
             ],
+            # the same block in all steps of a core, which add up in it
             out_specs=pl.BlockSpec((None, r, width), lambda core, *_: (core, 0, 0)),
         ),
         out_shape=jax.ShapeDtypeStruct((cores, r, width), jnp.float32),

@@ -80,7 +80,8 @@ def rope_frequencies(
 
     With `scaling`, as in Llama 3.1, a wavelength beyond original / low_freq_factor grows by
     `factor`, one below original / high_freq_factor stays, and between them the frequency is linear
-    in original / wavelength, where original is `original_max_position_embeddings`. Its high_freq_factor must be above low_freq_factor."""
+    in original / wavelength; original is its `original_max_position_embeddings`. Its
+    high_freq_factor must be above low_freq_factor."""
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
     # in float64: a power in float32 is off by a unit here and there
