@@ -135,7 +135,7 @@ def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
         os.kill(process_pid, signal.SIGKILL)
 
     threading.Thread(target=end_with_lifeline, daemon=True).start()
-    pid = status = 0
+    pid = status = 0  # os.wait gives the id and the exit status of any child that ends
     while pid != process_pid:  # another one is an orphan
         pid, status = os.wait()
 

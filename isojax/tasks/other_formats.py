@@ -68,7 +68,7 @@ def _header_of_table(path: Path, text: str) -> list[str]:
     """The names of the columns of a table in CSV, from `text`, the first line of its file; [] where
     the line does not look like a header: one cell, an empty name, or neither a CSV suffix nor a
     usual name such as "prompt"."""
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{"):  # a JSON object
         return []
     try:
         cells = next(csv.reader([text.rstrip("\r\n")], delimiter=HeaderLine(1, text).delimiter))

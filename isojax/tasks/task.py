@@ -246,8 +246,8 @@ class TextTask:
     def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
         """What ends an assistant's turn in the chat template, where neither end_ids nor
         cell.prompt.stop does. Also finds `opening`, and adds warnings on the template. end_ids: the
-        end tokens that files and settings name, which stays unchanged. markup: what the template
-        writes around a message; None where it cannot be seen."""
+        end tokens that files and settings name; the set stays unchanged."""
+        # What the template writes around a message; None where it cannot be seen.
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
         self.opening = find_opening(markup) if markup else ""
@@ -380,7 +380,7 @@ class TextTask:
         ids_of_texts = self._writer.tokenize(texts, special=False)
         for ids, response in zip(ids_of_texts, responses, strict=True):
             # The markup begins with the end of the policy's turn, which the policy may have written
-            # already.
+            # already: then it is left out of the context. (No reply: ids is empty.)
             has_end_twice = (
                 len(ids) > 0 and ids[0] in self.stops.tokens and response[-1] in self.stops.tokens
             )
@@ -422,8 +422,9 @@ class TextTask:
         return grades._replace(empty=sum(not text.strip() for text in texts))
 
     def decode(self, tokens: np.ndarray) -> str:
-        """A response's tokens i32[t] as text: up to the first end token or stop string, special
-        tokens left out; with several turns, up to that of the last."""
+        """A response's tokens i32[t], context as ~token, as text: up to the first end token or stop
+        string, special tokens left out; with several turns, up to that of the last turn, and the
+        turns before it whole."""
         ids = plain_tokens(tokens).tolist()
         is_context = tokens < 0
         last_turn = 0  # where it begins: behind the last context token

@@ -485,7 +485,7 @@ class Arithmetic:
             return False
         try:
             value = self.value(node, DIGITS[0])
-            decimal = self._value(rounded)
+            decimal = self._value(rounded)  # with the same number of digits
         except Undefined:
             return False
 

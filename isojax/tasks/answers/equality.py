@@ -248,7 +248,10 @@ class Equality:
 
     def _same_relations(self, reference: Node, response: Node) -> bool:
         """Whether two nodes, of which at least one is a relation, are the same: as statements, or
-        as a value and its equation (5 and x = 5), else as sets of real numbers."""
+        as a value and its equation (5 and x = 5), else as sets of real numbers.
+
+        `_named_value` gives the value that an equation names, or None; it has several `values`
+        where one is only about equal to the others, of which any may be compared."""
         if isinstance(reference, Relation) and isinstance(response, Relation):
             if self._same_statements(reference, response):
                 return True

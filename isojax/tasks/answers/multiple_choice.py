@@ -23,14 +23,15 @@ _ANOTHER_OPTION = re.compile(
     """,
     re.VERBOSE,
 )
-# "The correct option is: (C) 12"
+# "The correct option is: (C) 12": the first group is what stands before it in its sentence, the
+# second the option.
 _STATED = re.compile(
     r"(?:^|(?<=[.!?] ))([^.!?]*)\b(?:correct|right)\s+(?:option|choice)\s+is:?\s*([^?]*)$"
 )
 _DENIED = re.compile(
     r"\b(?:not|never|doubt|wrong|false|if|whether|unless|think|guess|maybe|perhaps)\b|n['’]t\b"
 )
-# "I choose (C) 12"
+# "I choose (C) 12": the group is the option.
 _CHOSEN = re.compile(
     r"""
     \bI(?:['’]d|['’]ll|\s+would|\s+will|\s+must)?\s+
@@ -38,7 +39,7 @@ _CHOSEN = re.compile(
     """,
     re.VERBOSE,
 )
-# "so option C is correct"
+# "so option C is correct": the letter is one of the two groups of _LETTER.
 _CORRECT = re.compile(
     rf"""
     (?:^|[.:,]\s+|\b(?:so|thus|hence|therefore|that|only)[,\s]+)(?:only\s+)?
@@ -80,6 +81,7 @@ def stated_option(text: str) -> str | None:
     if _DENIED.search(last_sentence):
         return None
 
+    # "The correct option is C", "I choose C", "so C is correct", in this order.
     stated = _STATED.search(plain)
     if stated:
         return None if _DENIED.search(stated[1]) else option_with_value(stated[2])

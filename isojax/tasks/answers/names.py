@@ -26,6 +26,7 @@ def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
     if not items or not is_assignment(items[0]):
         return items
 
+    # is_assignment: an equation with a name on its left, as x = 5.
     names: set[Node] = set()
     values: list[Node] = []
     for item in items:

@@ -177,6 +177,7 @@ def is_supposed(before: str) -> bool:
 
     # "Suppose, for a moment, that": its comma begins no new clause.
     before = _COMMA_OF_A_SUPPOSITION.sub(r"\1\2 ", before)
+    # Then look at the last clause alone: "try x =", "let x =", "we want to show that".
     if _TRIED.match(re.split(r"[,;:]\s", before)[-1]):
         return True
     clause = _CLAUSE_BREAK.split(before)[-1]

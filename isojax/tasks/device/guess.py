@@ -126,6 +126,7 @@ class GuessTask:
         """Problems as tokens: prompts i32[Q 7], and answers i32[Q response_length], which are the
         secret's two digits and `?`, padded. InputError for lengths that do not fit: prompt_length
         must be 7."""
+        # A shorter response has no room for a guess and its reply.
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
             raise InputError(
                 where="cell.sampling",

@@ -47,7 +47,7 @@ def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
         )
     builder = _open_builder(Path(folder).expanduser())
     splits = builder.info.splits
-    sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}
+    sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}  # records of each
 
     # Without names the split `all`, or the only one. Where it is unclear which, there are no names,
     # and `problems` refuses.

@@ -129,8 +129,9 @@ def _combine(checks: Mapping[str, Check]) -> Check:
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         """Make all of `checks` and combine their verdicts, as `_combine` says."""
-        # Make the checks, up to the first that fails. (`partial` is no failure where rewards are
-        # graded.)
+        # Make the checks, up to the first that fails without a score. (`partial` is no failure
+        # where rewards are graded. `none` comes with the scores {}, an error of a function with
+        # NaN: these go on.)
         verdicts: dict[str, Verdict] = {}
         for name, check_one in checks.items():
             verdict = check_one(problem, prompt, response)
