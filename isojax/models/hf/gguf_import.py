@@ -95,6 +95,7 @@ def _convert(file: GGUFFile, folder: Path) -> None:
         if key in config_json:
             full_json[key] = config_json[key]
     token_ids = end_and_begin_ids(file.metadata)
+    # what the file says replaces what the family writes
     hf_export.write_json(folder / hf_load.CONFIG_FILE, full_json | extra_keys | token_ids)
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)

@@ -133,7 +133,7 @@ def add_sentencepiece(
         is_merged = token_type in (NORMAL, BYTE)
         scores.append(-float(ranks.get(token, 0)) if is_merged else ADDED_SCORE)
 
-    # The ways in which a tokenizer.json says that a text begins with a space.
+    # The ways in which a tokenizer.json says that a text begins with a space, as Python prints it.
     prefix = str(about.get("normalizer")) + str(about.get("pre_tokenizer"))
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")

@@ -199,6 +199,7 @@ def _read_model(
             found=problem,
             expected="@family(settings=...) in its file",
         )
+    # the file's fields replace the defaults; path and LoRA are no field of a file
     config = ModelConfig(family=family, path=model.path, lora=model.lora)
     return config.model_copy(update=read_settings(config_json))
 

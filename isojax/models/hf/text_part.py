@@ -75,6 +75,7 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
             fix="Keep the one that the model was trained with.",
         )
 
+    # Later entries replace earlier ones.
     # Tokens that end a text are the whole model's: after instruction tuning, the section still has
     # the base model's.
     return {
