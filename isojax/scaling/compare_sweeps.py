@@ -142,6 +142,7 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
     C_low = max(lows)
     C_high = min(highs)
     if C_low < C_high:
+        # + 2: both ends, and two budgets at least where the range is short
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
         # Inside its range a sweep may have a gap between two cells.
         measured_in_all = np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)
@@ -313,6 +314,7 @@ def _saturates_earlier(
     # Leave out n that only one sweep has, since n* may level off at one of these.
     first = _with_n(first_fit, shared_n)
     other = _with_n(other_fit, shared_n)
+    # bool[G] each: where some cell of the sweep has data, or ends at most so far before C.
     within_reach = [
         e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in (other, first)
     ]

@@ -119,7 +119,7 @@ def fit_all_runs(
     # Those whose n is fixed; InputError where there is none.
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
-    cells = group_by_cell(tracks)
+    cells = group_by_cell(tracks)  # (B_p, n) -> the tracks of its seeds
     # Runs whose n changes along C are compared with the curves; they are no part of them.
     scheduled_runs = [run for run in runs if run.cell.schedule]
     scheduled = build_tracks(scheduled_runs, metric, compute) if scheduled_runs else ()
@@ -150,7 +150,8 @@ def fit_all_runs(
     if not estimate.is_flat:
         sensitivity = reward_sensitivity(estimate.curves, estimate.draws)
 
-    # the most important first
+    # The most important first. Other modules rely on nothing_flags being the first: flags[0] states
+    # that nothing was learnt, where that is so.
     flags = [
         *fit_flags.nothing_flags(nothing),
         *fit_flags.effect_flags(estimate),

@@ -182,7 +182,9 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
     """The test "shift": whether some run moves away from where it began.
 
     The median of WINDOW evaluations in a row must differ from there by a step or more, and by more
-    than noise would anywhere in all the runs."""
+    than noise would anywhere in all the runs. size: of one evaluation; its step is the smallest
+    difference that an evaluation can show. A run with fewer than two evaluations to compare has no
+    shift."""
     at_zero = [r for run in runs for r in run.R[run.C == 0]]
     base = float(np.mean(at_zero)) if at_zero else None
     noise = np.concatenate([bends(_trained(run)) for run in runs])
@@ -191,6 +193,8 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
     z = float(norm.isf(FALSE_SHIFTS / (2 * comparisons)))
 
     for run in runs:
+        # The base policy's reward and all evaluations after it or, where no run has one at C = 0,
+        # the run's first evaluations and the others.
         start, later = _start_and_later(_trained(run), base)
         width = min(WINDOW, len(later))
         if width < 2:

@@ -183,6 +183,7 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
     now, end = posterior.rewards(np.array([C[-1], C_end])).T
 
     median = float(np.median(end))
+    # LOOK_LEVEL in the middle, then widened about the median.
     quantiles = np.quantile(end, [(1 - LOOK_LEVEL) / 2, (1 + LOOK_LEVEL) / 2])
     low, high = np.clip(median + WIDENING * (quantiles - median), 0.0, 1.0).tolist()
     return Look(

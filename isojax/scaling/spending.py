@@ -123,7 +123,8 @@ class SpendPolicy:
         if C_affordable <= C_now or np.quantile(best.gain, STOP_QUANTILE) < STOP_GAIN:
             return None
 
-        # To the next evaluation that is far enough; near the end, to the end.
+        # To the next evaluation that is far enough; near the end, to the end. There the leg stops
+        # after whole updates of its n.
         C_last = LAST_SHARE * (C_now + C_left)
         evaluations = (C for C in self.C_grid if MIN_GROWTH * C_now <= C <= C_last)
         C_next = next(evaluations, C_affordable)

@@ -161,7 +161,7 @@ class CurveEnsemble:
         reward's interval and of the noise (between runs, and of an evaluation), added in
         quadrature. i: an index of `curves`. The interval is None without replicates."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
-        noise = self.fit.intervals
+        noise = self.fit.intervals  # has the standard deviations of a run and of an evaluation
         if interval is None or noise is None:
             return RewardForecast(reward, None)
 

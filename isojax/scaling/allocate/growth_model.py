@@ -155,7 +155,9 @@ def fit_growth(
     prior = _prior(np.log2(np.asarray(n, dtype=np.float64)), C_end)
     C = np.concatenate([path.C for path in paths])
     R = np.concatenate([np.asarray(base_rewards, dtype=np.float64), *[path.R for path in paths]])
-    # [N evaluations], in the order of R: those of the base policy, which count fully, then path by
+    # Below: P parameters in theta, N evaluations, Q problems of least squares (1 for the mode, then
+    # DRAWS).
+    # [N], in the order of R: those of the base policy, which count fully, then path by
     # path the others, of which those at a small C count less.
     weight = np.concatenate([np.ones(len(base_rewards)), (C / C.max()) ** DISCOUNT])
 
@@ -182,8 +184,8 @@ def fit_growth(
         variance = sum_of_squares / ((weight**2).sum() + NOISE_PRIOR_COUNT)
         noise_sd = float(np.clip(np.sqrt(variance), *NOISE_BOUNDS))
 
-    # Randomized maximum likelihood: each draw is the fit to rewards with fresh noise and to a
-    # random point of the prior.
+    # Randomized maximum likelihood: each draw is the fit to rewards with fresh noise (the more, the
+    # less an evaluation counts) and to a random point of the prior.
     rng = np.random.default_rng(0)
     noisy_R = R + noise_sd / weight * rng.standard_normal((DRAWS, len(R)))
     normal = rng.standard_normal((len(prior.mean), DRAWS))

@@ -200,6 +200,7 @@ def reward_sensitivity(
 
     # The median of the cells' ends; a little less, so that rounding leaves no cell out.
     C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)
+    # Also cells that end a little before C (5%): a run's last evaluation may be below its budget.
     measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * MEASURED_TOLERANCE]
     return RewardSensitivity(
         C=C,

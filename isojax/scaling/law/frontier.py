@@ -179,6 +179,7 @@ def _tied_start(curves: Sequence[FittedCurve], C: FloatArray, rewards: FloatArra
         else:
             flat_to.append(flat.C_flat)
 
+    # [curves, grid]; 1e-9: C_flat may be a grid point, but for rounding
     is_flat = C[None, :] <= np.array(flat_to)[:, None] * (1 + 1e-9)
     is_near = np.abs(rewards - first.level) < first.step
     is_unmeasured = ~np.isfinite(rewards)
@@ -203,6 +204,7 @@ class _Span(NamedTuple):
 
 def _runs_of_winner(winner: NDArray[np.intp]) -> list[_Span]:
     """The spans of consecutive grid points with the same winner."""
+    # + 1: the first grid point after each change.
     changes = (np.flatnonzero(np.diff(winner)) + 1).tolist()
     return [_Span(start, stop) for start, stop in pairwise([0, *changes, len(winner)])]
 
@@ -296,7 +298,7 @@ def frontier_rows(
     Both are by the replicates (draws); without these the points are unchanged. The interval is that
     of the leading cell's reward, not that of the best cell in each replicate, which would be too
     high: among equal cells it picks the luckiest. A probability is rounded to 4 digits; n that
-    never lead have none."""
+    never lead have none. draws: their cells include all those of the points."""
     if draws is None:
         return tuple(points)
 
@@ -472,7 +474,8 @@ def _gain_interval(
     noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
     rng = np.random.default_rng(LUCK_SEED)
     deviation = rng.normal(0, float(np.hypot(run_sd, noise_sd)), len(best_fixed))
-    # Where nothing was learnt, the schedule's reward is as uncertain as that of the fixed cells.
+    # Where nothing was learnt, all curves are equal, flat at A, and the schedule's reward is as
+    # uncertain as that of the fixed cells.
     if estimate.is_flat:
         deviation = rng.permutation(best_fixed - estimate.curves[0].A)
     low, high = central_band(rewards.mean() - best_fixed + deviation)

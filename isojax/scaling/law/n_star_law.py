@@ -228,6 +228,7 @@ def fit_n_star(
         log2_n = log2_n_replicates.mean(0)
         # The best n is only known to be within a step of the grid of measured n: an error that is
         # uniform over one step has the variance step^2 / 12.
+        # Steps are in log2 n; where one n leads everywhere, a step counts as a doubling.
         steps = np.diff(np.log2(np.unique(n)))
         step = float(np.median(steps)) if len(steps) else 1.0
         variance = log2_n_replicates.var(0) + step**2 / 12

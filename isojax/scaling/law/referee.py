@@ -212,7 +212,7 @@ def compare_cells(draws: PosteriorSamples) -> ComparedCells | Evidence:
     C_high = np.array([draws.C_high[j].max() for j in cells_of_n])  # [N]
     C_most = float(C_high.max())
     shortest = int(C_high.argmin())  # the n that holds the comparison back
-    B_p = draws.keys[cells_of_n[shortest][0]][0]
+    B_p = draws.keys[cells_of_n[shortest][0]][0]  # of its first cell, for the run to propose
     if len(all_n) < 2:
         missing = DecidingRun(B_p=B_p, n=2 * all_n[0], C=C_most)
         return Evidence("only one n was measured", missing_run=missing)
