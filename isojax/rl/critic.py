@@ -86,7 +86,7 @@ def generalised_advantages(
     gamma: Any,
     gae_lambda: Any,
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token that the policy drew, 0 elsewhere.
+    """Return (advantages, returns) of each token that the policy drew, 0 elsewhere.
 
     rewards: one for each response. values: before each token. mask: the tokens that the policy
     drew; those of an interruption phrase are not among them, and t + 1 is the next that was drawn.
@@ -159,7 +159,7 @@ class CriticObjective:
         inputs: UpdateInputs,
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
-        """(the weighted sum of the error f32[], the sums of metrics).
+        """Return (the weighted sum of the error f32[], the sums of metrics).
 
         params: the critic's. microbatch: with CriticInputs. base_prefix: not read.
         """

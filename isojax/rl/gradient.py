@@ -326,7 +326,7 @@ class GradientAccumulator:
         """
 
         def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
-            """Adds the i-th microbatch, of which arrays [m T] are cropped to [m width]."""
+            """Adds the i-th microbatch, arrays [m T] cropped to [m width]; [m] and [m 1] stay."""
             microbatch = self.take_microbatch(shard_batch, block, i)
             cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
             metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
@@ -364,10 +364,10 @@ class GradientAccumulator:
             )
 
         def prefill(anchors: Params) -> tuple[tuple[PrefixCache, Array | None], RoutingSums | None]:
-            """((keys and values of the prompts, their part of the load-balancing loss), sums).
+            """Return ((keys and values of the prompts, their load-balancing loss), sums).
 
             The sums are the routers', and not differentiated; without routers that are read, the
-            part of the loss and the sums are None.
+            loss and the sums are None.
             """
             params = _attach_anchors(anchors, inputs)
             prefix, routing = self.prefill_prompts(params, prompts, shard_batch, block)

@@ -55,7 +55,7 @@ class HiddenStates(NamedTuple):
         return jnp.concatenate([before_first_tokens, self.response_hidden], 1)[:, :T]
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
-        """(states f32[r D], each once; the index i32[m] of the state before each first token).
+        """Return (each state once f32[r D], the row i32[m] of the state before each first token).
 
         Rows 0 .. p-1 are prompts' last states; then come those of `response_hidden`, row by row,
         so that r = p + m t. p is g, or m where m <= g: then only continued prompts are held.
@@ -143,12 +143,12 @@ def nucleus_token_stats(
     temperature: float,
     use_entropy: bool,
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
-    """(the policy's statistics, the base policy's log-probabilities f32[m T]) under top-p.
+    """Return (the policy's statistics, the base policy's log-probabilities) under top-p.
 
     Distributions are cut to the nuclei that the sampler drew from, which are constants here:
     nucleus_mass, 0 to 1, is the probability mass of each token's. The base policy's are cut to
-    the same nuclei. base_hidden: its states; None where it is not read, and then so is the second
-    result.
+    the same nuclei; they are f32[m T]. base_hidden: its states; None where it is not read, and
+    then so is the second result.
     """
     logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
@@ -283,7 +283,7 @@ def blockwise_token_stats(
     prefix_entry: Int[Array, " m"],
     blocks: VocabularyBlocks,
 ) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
-    """(log-probabilities of the tokens, entropies), f32[m T] each, without all logits at once.
+    """Return (log-probabilities, entropies) of tokens, f32[m T], without all logits at once.
 
     states, prefix_entry: of `HiddenStates.unique_states`, whose order is relied on. unembedding:
     [V D] or [D V] (`blocks.vocab_axis`). tokens: padded like the states, so that r = p + m (T - 1)
@@ -300,7 +300,7 @@ def _forward(
     blocks: VocabularyBlocks,
     save_logits: bool = True,
 ) -> tuple[tuple[Array, Array], Residuals]:
-    """((log-probabilities [m T], entropies [m T]), what the gradient reads).
+    """Return ((log-probabilities [m T], entropies [m T]), what the gradient reads).
 
     Arguments: as of `blockwise_token_stats`. save_logits: whether all logits may be kept for the
     gradient; they are where a device has at most MAX_SAVED_LOGITS.
@@ -412,7 +412,7 @@ def _stats_over_blocks(
 def _backward(
     blocks: VocabularyBlocks, residuals: Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None, None]:
-    """The gradients (d states, d unembedding, None, None); tokens and prefix_entry have none.
+    """Return (d states, d unembedding, None, None): tokens and prefix_entry have no gradient.
 
     cotangents: the loss's gradients of the log-probabilities and of the entropies, [m T] each.
     """
@@ -437,7 +437,7 @@ def _gradient_over_blocks(
     d_token_logps: Float[Array, "m T"],
     d_token_entropies: Float[Array, "m T"],
 ) -> tuple[Array, Array]:
-    """(d states [r D], summed over all parts; d unembedding, of one part of the vocabulary).
+    """Return (d states [r D] of all parts, d unembedding of one part of the vocabulary).
 
     number: of the part, 0 .. num_parts - 1. residuals: with the part's unembedding and saved
     logits, all else whole. d_token_*: the loss's gradients of what the forward pass returned.

@@ -356,9 +356,9 @@ class PolicyObjective:
     def token_stats(
         self, policy_hidden: HiddenStates, base_hidden: HiddenStates | None, microbatch: Microbatch
     ) -> tuple[TokenStats, Array | None]:
-        """(the policy's log-probabilities and entropies, the base policy's log-probabilities).
+        """Return (the policy's statistics of tokens, the base policy's log-probabilities).
 
-        f32[m T] each, of the response's tokens; the latter are None where `base_hidden` is.
+        f32[m T] each, of the responses' tokens; the latter are None where `base_hidden` is.
         """
         tokens = microbatch.tokens
         temperature = self.sampling.temperature
@@ -394,7 +394,7 @@ class PolicyObjective:
         inputs: UpdateInputs,
         microbatch: Microbatch,
     ) -> tuple[Array, MetricSums]:
-        """(the sum over the responses of their weighted terms f32[], the metrics).
+        """Return (the sum over the responses of their weighted terms f32[], the metrics).
 
         params: with anchors at the trained weights where it is differentiated. microbatch: with
         PolicyInputs. Metrics are sums by the names of `metric_reductions`, and by ROUTING.

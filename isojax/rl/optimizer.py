@@ -56,11 +56,11 @@ def adamw_update(
     weight_decay: ArrayLike,
     skip: Array,
 ) -> tuple[Params, Any]:
-    """(parameters, moments) after a step of AdamW (arXiv:1711.05101); unchanged where `skip`.
+    """Return (parameters, moments) after a step of AdamW (arXiv:1711.05101), or as they are.
 
     params, gradient: trees of the same structure, float32. moments: of `ADAM.init(params)`.
     grad_norm: f32[], the gradient's global norm, by which it is clipped to `max_grad_norm`. lr:
-    f32[], this step's, scaled and warmed up. skip: bool[].
+    f32[], this step's, scaled and warmed up. skip: bool[]; where true, nothing changes.
     """
     # The bound 1e-30 avoids a division by 0.
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))

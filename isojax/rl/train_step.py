@@ -191,7 +191,7 @@ class TrainStep:
         rewarded: RewardedBatch,
         coefficients: Coefficients,
     ) -> tuple[RewardedBatch, critic.ValueEstimates]:
-        """(the batch with tokens' advantages by the critic, its values and returns [S rows T])."""
+        """Return (the batch with tokens' advantages by the critic, its values and returns)."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         no_base: Params = {}
         inputs = UpdateInputs(critic_state.params, no_base, batch.problems, coefficients)

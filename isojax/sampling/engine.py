@@ -260,14 +260,15 @@ class Engine:
     ) -> TokenPass:
         """Run the newest token of each slot through the layers, which also write it to the cache.
 
-        A slot without a token gets `first_hidden` instead. Slots that are done may go along, but
-        nothing is recorded of them. record: None where no experts are recorded.
+        A slot without a token gets `first_hidden` instead. It may go along all the same: its first
+        token will overwrite what it writes to the cache. So may slots that are done, but no experts
+        are recorded of either. record: None where no experts are recorded.
         """
         at_first_token = slots.t == 0
         token_before = jnp.maximum(slots.t - 1, 0)  # the response's token that goes through
 
         def run_layers(carry: tuple[Array, TokenPass]) -> tuple[Array, TokenPass]:
-            """(True: the loop ends, the result). Captures weights, slots, record and done."""
+            """Return (True, to end the loop; the result). Reads weights, slots, record and done."""
             _, (_, cache, recorded) = carry
             if record is None or recorded is None:
                 hidden, cache = self.decoding.step(
@@ -296,7 +297,7 @@ class Engine:
     def _meet_stops(
         self, slots: Slots, token: Int[Array, " R"], written_token: Int[Array, " R"]
     ) -> tuple[Bool[Array, " R"], Int[Array, " R"]]:
-        """(whether a stop condition is met at each slot's token, the automaton's new state).
+        """Return (whether a stop condition is met at each token, the automaton's new state).
 
         The automaton finds stop strings (`StopConditions`): `len(transitions)`, one past its rows,
         is the state in which one has been found. written_token: as it is stored, ~token where it
@@ -316,7 +317,7 @@ class Engine:
     def _write_context(
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
     ) -> tuple[Slots, Bool[Array, " R"]]:
-        """(slots with what follows this token written ahead, which slots are done now).
+        """Return (slots with what follows this token written ahead, which slots are done now).
 
         An interruption's phrase, or the task's reply to a turn that has ended, is written.
         was_done: before this token. answers: as in `decode_step`.

@@ -30,12 +30,13 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """(the smallest set of most probable tokens that holds `target_mass`, its mass f32[*b]).
+    """Return (the smallest set of most probable tokens that holds `target_mass`, its mass).
 
-    target_mass: a number or f32[*b], 0 to 1, such as top_p (arXiv:1904.09751). logits and log_p are
-    of the same tokens, and log_p is normalised. The set is found by bisection of a threshold;
-    tokens that tie with the last one are in it. Tokens are ranked by `logits`, because a compiler
-    may compute `log_p` again, and round it differently, in each place where it is used.
+    The mass is f32[*b]. target_mass: a number or f32[*b], 0 to 1, such as top_p (arXiv:1904.09751).
+    logits and log_p are of the same tokens, and log_p is normalised. The set is found by bisection
+    of a threshold; tokens that tie with the last one are in it. Tokens are ranked by `logits`,
+    because a compiler may compute `log_p` again, and round it differently, in each place where it
+    is used.
     """
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
@@ -43,7 +44,7 @@ def nucleus(
     # The bits of a float, read as a whole number, are in the order of the floats; those of negative
     # ones in the reverse order, until all bits but the sign are turned.
     bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
-    rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # i32[*b V]
 
     def mass_above(threshold: Int[Array, "*b"]) -> Float[Array, "*b"]:
         return jnp.where(rank >= threshold[..., None], p, 0.0).sum(-1)
@@ -72,9 +73,10 @@ def renormalize(
 def sample_token(
     log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """(the first token of p > 0 whose cumulative probability exceeds `uniform`, its log_p).
+    """Draw a token of each row: (token, its log-probability).
 
-    uniform: in [0, 1), one number for each row. log_p: NEG_INF of tokens that cannot be drawn.
+    It is the first token of p > 0 whose cumulative probability exceeds `uniform`, one number in
+    [0, 1) for each row. log_p: NEG_INF of tokens that cannot be drawn.
     """
     p = jnp.exp(log_p)
     V = p.shape[-1]

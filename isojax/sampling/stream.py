@@ -301,7 +301,7 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     stacks = [stack.name for stack in decoder.stacks] if gathers_layers else []
 
     def prepare(params: Params) -> tuple[Params, Params | None]:
-        """(the weights of a step, the stacked ones that prompts go through).
+        """Return (the weights of a step, the stacked ones that prompts go through).
 
         The latter are None where prompts go through the step's, or through the policy's own
         parameters as they are (`PrepareWeights.prefills_params`).
@@ -313,7 +313,7 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
         return weights, params if needs_copy else None
 
     def prepare_int8(params: Params) -> tuple[Params, None]:
-        """(int8 weights of a step, None): quantised before they are gathered, to move less."""
+        """Return (int8 weights of a step, None), quantised before gathering, to move less."""
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
         quantised = decoding.cast_weights(params)

@@ -181,7 +181,7 @@ class RolloutWorker:
         """Nothing runs."""
 
     def save(self) -> tuple[dict[str, Any], Any]:
-        """(data for JSON, arrays) of the rollouts in progress; without weights.
+        """Return (data for JSON, arrays) of the rollouts in progress; without weights.
 
         The trainer publishes these again after `restore`. The keys are in checkpoints: they must
         stay.

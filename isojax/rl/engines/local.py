@@ -74,7 +74,7 @@ class DeviceEngine(RolloutEngine):
         )
         of_params = setup.decoder.shardings(setup.mesh)
         by_row = NamedSharding(setup.mesh, PartitionSpec(ROLLOUT_AXES))
-        # (params, problems, B_p, n, key) -> rollouts
+        # (params, problems, B_p, n, key) -> rollouts; None: in the shardings that they come in
         self.program = Program(
             jax.jit(sample, in_shardings=(of_params, None, None, None, None), out_shardings=by_row)
         )

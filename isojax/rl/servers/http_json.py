@@ -139,7 +139,7 @@ class JsonClient:
         ) from cause
 
     def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """(status, text) of one attempt, on a connection that `close` can end, such as 200, b"{}".
+        """Make one attempt, on a connection that `close` can end: (status, text), as (200, b"{}").
 
         Raises TimeoutError, OSError or HTTPException where no answer comes.
         """

@@ -31,6 +31,7 @@ class LlamaCpp(Dialect):
             "return_tokens": True,
         }
         if ask.with_logps:
+            # n_probs = 0 would ask for no log-probs at all.
             body |= {"n_probs": max(1, ask.alternatives), "post_sampling_probs": True}
         return Call("/completion", body)
 
@@ -44,7 +45,7 @@ class LlamaCpp(Dialect):
 
         completion = Completion(
             text=answer["content"],
-            stopped=answer["stop_type"] in ("eos", "word"),
+            stopped=answer["stop_type"] in ("eos", "word"),  # or else "limit": its length
             tokens=answer.get("tokens") or None,
             logps=logps,
             prompt_tokens=answer.get("tokens_evaluated"),
