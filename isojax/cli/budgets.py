@@ -23,10 +23,13 @@ _TIME_OR_MONEY = re.compile(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))")
 
 
 def parse_budget(text: str, price: float | None) -> int | TimeBudget:
-    """A budget as typed: "1e6" as rollouts, "200h" as wall clock.
+    """A budget as typed: an int of rollouts for "1e6", a TimeBudget for a time or money.
 
-    "500usd" is 200 device hours at a `price` of 2.5 for each. InputError where it is none of these,
-    or money without a price.
+    text: rollouts such as "250_000", a wall clock in one unit such as "90s", "30m", "200h" or "3d",
+        or money in usd or eur, which are taken for one currency.
+    price: of a device for an hour; "500usd" is 200 device hours at 2.5. None: not given.
+
+    InputError where the text is none of these, or money without a price.
     """
     check_price(price)
     match = _TIME_OR_MONEY.fullmatch(text.strip())
@@ -63,9 +66,9 @@ def check_price(price: float | None) -> None:
 
 
 def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
-    """The fit with the clocks that its cells would have on so many devices; None: as measured.
+    """The fit with the times that its cells would take on so many devices; None: as measured.
 
-    InputError where the fit has no clocks.
+    run: what the fit is of, for the message. InputError where the fit has no times.
     """
     if devices is None:
         return fit

@@ -19,10 +19,11 @@ from isojax.report.console import SafeConsole
 
 
 def parse_count(text: str, option: str = "--budget", alternative: str = "") -> int:
-    """A count typed as 250000, 250_000 or 2.5e5.
+    """A count typed as 250000, 250_000 or 2.5e5: a whole number from 1 to MAX_COUNT.
 
-    InputError names the `option`; `alternative` ends its sentence on what was expected, where the
-    option takes something else too.
+    option: such as "--budget", which the InputError names.
+    alternative: ends its sentence on what was expected, where the option takes something else too,
+        such as ", or a time in one unit, such as 90m".
     """
     try:
         # Digits are read as an integer, because a float would round those beyond 2^53.

@@ -31,14 +31,16 @@ PLUGIN_FOLDERS = {
 
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
-    """For a shell: the configs, settings and values whose names begin so.
+    """For a shell: the configs, settings and values whose names begin with `incomplete`.
 
-    This folder's YAML files are among the configs.
+    incomplete: the word so far, such as "cell.rl.lo" or "cell.rl.loss=d". This folder's YAML files
+    are among the configs. Settings are offered as "cell.rl.loss=", values as bash wants them.
     """
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
     configs = [*config_names(), *map(str, Path().glob("*.yaml"))]
 
-    # bash takes "=" for a word of its own, so that a value may be alone in `incomplete`.
+    # bash takes "=" for a word of its own, so that a value may be alone in `incomplete`: of
+    # "cell.rl.loss=d" the words before are "cell.rl.loss" and "=", and `incomplete` is "d".
     words_before = [word for word in ctx.params.get("words") or () if word != "="]
     if words_before and words_before[-1] in keys:
         return [value for value in setting_values(words_before[-1]) if value.startswith(incomplete)]
@@ -59,9 +61,10 @@ def complete_config(ctx: Context, incomplete: str) -> list[str]:
 
 
 def setting_values(key: str) -> list[str]:
-    """The values that a setting may have, where they are few or have names.
+    """The values that a setting may have, where they are few or have names; else [].
 
-    That is for plug-ins, a choice, and false or true.
+    That is for plug-ins, a choice, and false or true. key: a setting's dotted name, such as
+    "cell.rl.loss".
     """
     if key in PLUGIN_FOLDERS:
         return registry.file_names(PLUGIN_FOLDERS[key])
@@ -190,10 +193,14 @@ def read_config(
     default_config: str | None,
     ray: str | None = None,
 ) -> Config:
-    """The config that the words of a command mean; `default_config` where they name none.
+    """The config that the words of a command mean.
 
-    `mesh` and `ray` are the options of these names. Plug-ins are looked up beside its files from
-    here on.
+    arguments: names or files of configs, then overrides, such as ["quickstart", "sweep.seeds=1"].
+    mesh, ray: the options of these names, as typed; None where they are not given.
+    default_config: the config where the words name none; None: that is an InputError.
+
+    It changes this process: from here on, plug-ins are looked up in the folders of the config's
+    files too. InputError for whatever cannot be used.
     """
     configs, overrides = split_arguments(arguments or ())
     if not configs:
@@ -233,7 +240,8 @@ class ConfigWords(NamedTuple):
 def split_arguments(arguments: Sequence[str]) -> ConfigWords:
     """Configs and overrides: a word is an override when it has a '=' and is no file.
 
-    InputError where a config comes after an override.
+    ["quickstart", "mine.yaml", "name=two"] is the configs "quickstart" and "mine.yaml" and the
+    override "name=two". InputError where a config comes after an override.
     """
     words = ConfigWords([], [])
     for word in arguments:

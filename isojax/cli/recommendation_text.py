@@ -16,7 +16,7 @@ BAR_WIDTH = 20  # characters, of a probability of 1
 def print_recommendation(
     console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str
 ) -> None:
-    """The answer, every n at that budget, and the reasons."""
+    """Print the answer, every n at that budget, and the reasons. Arguments as of `print_answer`."""
     print_answer(console, recommendation, budget, reward_name)
     console.print(f"  {_regret_sentence(recommendation)}")
 
@@ -36,9 +36,10 @@ def print_recommendation(
 def print_answer(
     console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str
 ) -> None:
-    """The allocation for a budget, and its expected reward with interval.
+    """Print the allocation for a budget, and its expected reward with interval.
 
-    `budget`: rollouts, or what was typed in their place, such as "200h".
+    `budget`: rollouts, or what was typed in their place, such as "200h". `reward_name`: such as
+    "avg@4".
     """
     _print_caveats(console, recommendation)
 
@@ -58,9 +59,9 @@ def print_answer(
 
 
 def _print_caveats(console: SafeConsole, recommendation: Recommendation) -> None:
-    """What must be known before the answer is read.
+    """Print what must be known before the answer is read.
 
-    That n makes no difference, or that the fit is not to be trusted.
+    That nothing was learnt, that n makes no difference, or that the fit is not to be trusted.
     """
     print_nothing_learnt(console, recommendation.nothing_learnt)
 
@@ -81,6 +82,7 @@ def _print_caveats(console: SafeConsole, recommendation: Recommendation) -> None
 
 
 def _regret_sentence(recommendation: Recommendation) -> str:
+    """The regret with its interval, or why it is not known, as a sentence without its end."""
     if recommendation.nothing_learnt:
         return "regret unknown: no reward rises, so no cell can be compared with another"
     if recommendation.tie:
@@ -104,7 +106,7 @@ def _regret_sentence(recommendation: Recommendation) -> str:
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:
-    """For each measured n its best cell at this budget."""
+    """The table of each measured n with its best cell (B_p, n) at this budget."""
     # Where n makes no difference, which n is ahead by a hair says nothing, however often it is
     # ahead.
     n_probability = None if recommendation.no_effect else recommendation.n_probability
@@ -115,6 +117,7 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     rows = []
     cells_by_n = group_by(recommendation.measured_cells, lambda cell: cell.n)
     for n, cells in sorted(cells_by_n.items()):
+        # `measured_cells` are the best first, and stay so within an n.
         cell = _first_stable(cells)
         row = [
             f"{n}{' *' if n in recommendation.equal_n else '  '}",

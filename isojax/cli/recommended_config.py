@@ -18,7 +18,9 @@ from isojax.scaling.allocate.recommendation import Recommendation
 def load_exporter(framework: str | None, write: Path | None, growing: bool) -> Exporter:
     """What writes the config of a framework, as --for, --write and --growing say.
 
-    InputError where it cannot write what is asked for, before any work.
+    framework: such as "verl"; None: isojax itself. write: the file to write; None: none is.
+    growing: whether a schedule of a rising n is written. InputError where it cannot write what is
+    asked for, before any work.
     """
     if framework is not None and write is None:
         raise InputError(
@@ -36,6 +38,7 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> E
 
     exporter = exporters.exporter.load(framework or "isojax")
     _check_templates(exporter)
+    # Such a trainer is given the config's name, and looks for a .yaml of that name.
     is_run_by_name = "{name}" in exporter.traits.how_to_run
     if write is not None and is_run_by_name and write.suffix != ".yaml":
         raise InputError(
@@ -73,7 +76,8 @@ def _check_templates(exporter: Exporter) -> None:
 
 
 def _fill_in(template: str, path: Path) -> str:
-    """A command for a written config."""
+    """A command for the config written at `path`: the template with {file}, {folder} and {name}, as
+    a shell takes them. Raises what str.format raises."""
     return template.format(
         file=shlex.quote(str(path)),
         folder=shlex.quote(str(path.parent)),
@@ -84,10 +88,15 @@ def _fill_in(template: str, path: Path) -> str:
 def write_configs(
     path: Path, run: Path, exporter: Exporter, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
-    """Write the recommendation for the sweep `run`; the paths of the files.
+    """Write the recommendation for a sweep as configs; returns the paths of the files.
 
-    One config is at `path`, and those of a series of runs at best-1.yaml, best-2.yaml, ...
-    InputError where one of them exists, or where the exporter returns anything else than texts.
+    path: such as best.yaml. One config is there, and those of a series of runs, as some trainers
+        need for a schedule, at best-1.yaml, best-2.yaml, ... in the order of the runs.
+    run: the sweep's folder, or a fit.json in it.
+    growing: write the schedule of a rising n in place of the fixed allocation.
+
+    InputError where one of the files exists, or where the exporter returns anything else than
+    texts; then none is written.
     """
     config = _sweep_config(run if run.is_dir() else run.parent)
     if growing and exporter.traits.render_growing is not None:
@@ -110,7 +119,8 @@ def write_configs(
 
 
 def _check_texts(exporter: Exporter, texts: Any) -> None:
-    """InputError where what an exporter returned is no list of texts, or one of them is empty."""
+    """InputError where what an exporter, which may be the user's, returned is no list of texts, or
+    one of them is empty."""
     if not isinstance(texts, list) or not texts:
         raise InputError(
             where=exporter.place,

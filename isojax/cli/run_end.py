@@ -25,8 +25,9 @@ class RunEnd(NamedTuple):
 def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) -> RunEnd:
     """The end of a run: as --end or --updates says, else by the sweep that it belongs to.
 
-    `end` and `updates` are as typed. Of a run without a sweep it is DEFAULT_END times the rollouts
-    so far.
+    run: with at least one evaluation. log: the path that was given, in which the sweep's config is
+    looked for. end, updates: as typed, such as "250000" and "400"; at most one is given. Of a run
+    without a sweep it is DEFAULT_END times the rollouts so far.
     """
     if end is not None:
         return RunEnd(float(parse_count(end, "--end")), "--end")
@@ -73,7 +74,7 @@ def _end_of_spend(run: RunRecord, spending: Spending) -> RunEnd:
 
 
 def _rollouts_at(run: RunRecord, M: int) -> float:
-    """C after M updates, if the further ones are as those so far."""
+    """C after M updates, if the further ones sample as many rollouts as those so far."""
     cell = run.cell
     if cell.schedule:
         span = span_at(run, M)
@@ -83,7 +84,8 @@ def _rollouts_at(run: RunRecord, M: int) -> float:
     if counted is not None:
         return float(UpdateCounts.of(cell.B, [counted]).rollouts(M))
 
-    # M of a log without steps is rounded, so that C may be off by half an update.
+    # M of a log without steps is rounded, so that C may be off by half an update. `planned_C` is 0
+    # before the first update.
     last = run.points[-1]
     planned_C = cell.rollouts_after(last.M)
     if abs(last.rollouts - planned_C) <= cell.B / 2 or not planned_C:
@@ -92,9 +94,10 @@ def _rollouts_at(run: RunRecord, M: int) -> float:
 
 
 def span_at(run: RunRecord, M: int) -> Span:
-    """The B_p and n of update M + 1, and since when they hold.
+    """The B_p and n of update M + 1, and the update and the C since which they hold.
 
-    Of a run whose n is chosen on the way, which its ledger does not say, it is the newest n.
+    run: with two evaluations or more, if its n is chosen on the way. Its ledger does not say that
+    n; then it is the newest one, by the rollouts between the last two evaluations, whatever M is.
     """
     cell = run.cell
     last = run.points[-1]

@@ -47,7 +47,13 @@ def make_fit(
 ) -> FitResult:
     """Fit the runs of these paths; a single sweep's folder gets the result as a file.
 
-    `metric` None is the ledger's avg@k; `compute` is "rollouts", "tokens" or "device_hours".
+    paths: sweep folders, cell folders or ledgers.
+    metric: such as "best@4" or "train/reward"; None: the ledger's avg@k.
+    compute: what it is counted in: "rollouts", "tokens" or "device_hours".
+
+    The file is named by `fit_file_name`, but an earlier fit of the same runs with more replicates
+    (draws behind its intervals) is kept, and this one gets another name. InputError for ledgers
+    that cannot be read or fitted.
     """
     runs = read_runs(paths, warn)
     metric_name = default_metric(runs) if metric is None else metric
@@ -96,9 +102,10 @@ def fit_runs(
 
 @contextmanager
 def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
-    """The options of a fit that moves a bar on standard error, where that is a terminal.
+    """A context with a bar on standard error, where that is a terminal; it vanishes at the end.
 
-    The bar vanishes when the context ends.
+    It gives the same options with an `on_progress` that moves the bar: pass these to the fit.
+    `description`: of what is fitted, to stand before the bar.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -137,7 +144,11 @@ def sweep_folder(run: Path) -> Path:
 def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
     """The fit of a sweep's folder, or of a fit.json.
 
-    A folder is fitted where it has no fit, and again where its ledgers have grown since.
+    run: the folder, or the file. A folder is fitted where it has no fit, and again where its
+        ledgers have grown since.
+    include_flagged: whether runs that are flagged as broken are fitted too; not with a file.
+
+    With the times of the runs as the ledgers have them now. InputError for a path that is neither.
     """
     if not run.is_dir():
         return _read_named_fit(run, include_flagged)
@@ -173,7 +184,7 @@ def _read_named_fit(path: Path, include_flagged: bool) -> FitResult:
 
 
 def _options_of_fit(result: FitResult) -> FitOptions:
-    """What a fit was asked for, so that one made again answers the same question."""
+    """The options that a fit was made with, so that one made again answers the same question."""
     include_flagged = not result.health.left_out
     intervals = result.intervals
 
@@ -183,6 +194,7 @@ def _options_of_fit(result: FitResult) -> FitOptions:
         replicates = 0 if result.mode == DEFAULT_MODE else REPLICATES
         return FitOptions(result.mode, replicates, include_flagged=include_flagged)
 
+    # A run_sd that was estimated is estimated again.
     stated_run_sd = intervals.run_sd if intervals.run_sd_source == "as stated" else None
     return FitOptions(
         mode=result.mode,
@@ -196,7 +208,8 @@ def _options_of_fit(result: FitResult) -> FitOptions:
 def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     """Whether a fit is no longer that of the ledgers' runs.
 
-    They have other points than the fit was made from, or other runs are flagged as broken.
+    They have other points than the fit was made from, or other runs are flagged as broken. A ledger
+    only ever grows, so it is enough to compare the numbers of points.
     """
     health = result.health
 
@@ -206,6 +219,8 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
         if not is_left_out:
             runs_in_ledgers.add(EvaluatedRun(run.cell.kind, run.cell.seed, len(run.points)))
 
+    # Runs with a schedule are listed apart from those with a fixed n; in `seeds` and `evaluations`
+    # index i is the same run.
     runs_in_fit = _evaluated_runs(result.runs)
     for schedule in result.schedules:
         for seed, evaluations in zip(schedule.seeds, schedule.evaluations, strict=True):

@@ -34,10 +34,12 @@ class WatchedLog:
     resumed: bool = False
 
     def read(self, is_first: bool = False) -> RunRecord:
-        """The run as it is now; InputError where the log holds several, or none of that name.
+        """The run as it is now, with the evaluations that the log has so far.
 
-        `is_first`: also warn of what is left out of the log, once.
+        is_first: also warn of what is left out of the log; True at the first call alone.
+        InputError where the log cannot be read, holds several runs, or none of that name.
         """
+        # A path that is not there is read as a ledger, whose reader refuses it.
         is_ledger = self.log_format is None and (_holds_ledger(self.path) or not self.path.exists())
         runs = read_runs([self.path]) if is_ledger else self._read_log(is_first)
 
@@ -76,7 +78,8 @@ class WatchedLog:
             )
 
     def signature(self) -> tuple[FileStamp, ...]:
-        """What changes when the log grows."""
+        """A value that differs when the log has changed: the stamps of its files. () where there
+        is none."""
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         stamps: list[FileStamp] = []
         for file in files:

@@ -76,7 +76,9 @@ def compare(
 def _sweep_names(runs: Sequence[Path], labels: str | None) -> list[str]:
     """What to call the sweeps: as --labels says, else as their folders, else by their paths.
 
-    InputError where the labels are not one for each sweep, or two are alike.
+    runs: folders or fit.json files. labels: as typed, such as "GRPO,DAPO"; None: not given. The
+    names are in the order of `runs`. InputError where the labels are not one for each sweep, or two
+    are alike.
     """
     if labels is None:
         folders = [run if run.is_dir() else run.parent for run in runs]
@@ -121,7 +123,10 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 
 
 def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
-    """n* and the frontier at a few budgets, then what follows from them in sentences."""
+    """Print n* and the frontier at a few budgets, then what follows from them in sentences.
+
+    Each table has a row for each sweep and a column for each budget C.
+    """
     sweeps = comparison.sweeps
     for sweep in sweeps:
         print_nothing_learnt(console, sweep.nothing_learnt, sweep.label)

@@ -88,9 +88,9 @@ def fit(
 
 
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
-    """The curves, which n leads where, the crossovers, n*(C) and the flags.
+    """Print the curves, which n leads where, the crossovers, n*(C) and the flags.
 
-    With intervals where the fit has them.
+    With intervals where the fit has them; "level", such as "90%", is the title of their columns.
     """
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
 
@@ -132,6 +132,8 @@ def _print_flags(console: SafeConsole, fit: FitResult) -> None:
 
 
 def _curve_row(curve: FittedCurve) -> list[str]:
+    """A cell's row in the table of curves: B_p, n, R0, A, its interval, exponent and C_mid. A
+    plateau A that its data do not determine has a question mark."""
     plateau = format_number(curve.A) + ("" if curve.determined else " ?")
     interval = format_range(curve.A_interval, format_number)
 
@@ -163,7 +165,8 @@ def _print_frontier(console: SafeConsole, view: FrontierFit, fit: FitResult, lev
 
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
-    """One row for each stretch of C that one (n, B_p) leads."""
+    """One row for each stretch of C that one (n, B_p) leads, for the table of `_print_frontier`.
+    The interval is that of the reward at the stretch's end."""
     # The frontier's points rise in C, so that neighbours with one leader are a stretch.
     for leader, points in groupby(view.frontier, key=_leading_cell):
         stretch = list(points)
@@ -214,8 +217,12 @@ def make_validation(
 ) -> dict[str, Any]:
     """How well the fit predicts runs that are hidden from it; a document for JSON.
 
-    The options are those of the runs' fit, but with no more than `REPLICATES` replicates, as there
-    are three trials. A single sweep's folder gets its validation.json, named like its fit.
+    paths, metric, compute, options: as of `make_fit`, but no more than REPLICATES replicates are
+    drawn, as there are three trials. Runs with a schedule are left out, and those that are flagged
+    as broken unless the options include them.
+
+    The document has "mode" and, by the keys of TRIALS, a trial each: "possible", and "says" or
+    "why" as a sentence. A single sweep's folder gets it as validation.json, named like its fit.
     """
     runs = fixed_runs(read_runs(paths, warn))
     if not options.include_flagged:

@@ -72,9 +72,10 @@ def fit_curve(
 
 
 def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
-    """The parameters, how well the curve predicts what it has not seen, and notes.
+    """Print the parameters, how well the curve predicts what it has not seen, and notes.
 
-    `document` is that of scaling/curve_file.py; its `trial` and its `beyond` may be null.
+    document: by `fit_curve_file`, as --json prints it. Its "trial" may be None, and its
+    "beyond" is so without --fit-below.
     """
     print_nothing_learnt(console, document["nothing_learnt"])
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""

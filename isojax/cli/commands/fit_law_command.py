@@ -39,9 +39,9 @@ def fit_law(
 
 
 def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
-    """The points, the law with its parameters, and the notes of a fit.
+    """Print the points, the law with its parameters, and the notes of a fit.
 
-    `document` is that of scaling/law/points_file.py; its `n_star` is null where there is no law.
+    document: by `fit_law_file`, as --json prints it; its "n_star" is None where there is no law.
     """
     points_of_n = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"

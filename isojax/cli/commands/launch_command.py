@@ -96,7 +96,8 @@ def launch(
 
 
 def _fit_what_ran(sweep_dir: Path, failure: RunFailed | None, with_report: bool) -> None:
-    """Fit and report the cells that ran; the `failure` of others, if any, is raised last."""
+    """Fit and report the cells that ran; the `failure` of others, if any, is raised last, so that
+    what ran is not lost for it. RunFailed where the fit or report itself cannot be made."""
     report = importlib.import_module("isojax.cli.commands.report_command")
     try:
         report.fit_and_report(sweep_dir, with_report)
@@ -114,7 +115,8 @@ def _fit_what_ran(sweep_dir: Path, failure: RunFailed | None, with_report: bool)
 def check_compile_option(config: Config, dry_run: bool, compile_first: bool | None) -> None:
     """InputError where --compile or --no-compile has no effect.
 
-    That is: where nothing would be compiled before the run itself is.
+    That is: where nothing would be compiled before the run itself is. compile_first: True of
+    --compile, False of --no-compile, None where neither is given.
     """
     on_slices = config.run.ray is not None and config.run.process_group.tpu is not None
     if compile_first is None or on_slices:
@@ -149,10 +151,14 @@ def run_cells(
     process_group: ProcessGroup,
     compile_first: bool | None = None,
 ) -> RunOutcome:
-    """Run the cells, here or on a Ray cluster.
+    """Run the cells of a config's sweep, here or on a Ray cluster (`run.ray`).
 
-    `compile_first`: as the option --compile says, None where it is not given. RunFailed where cells
-    failed and several processes run them.
+    resume: go on with what is in the sweep's folder. dry_run: show the plan alone.
+    process_group: of which processes this one is one (docs/hosts.md). compile_first: as the option
+    --compile says, None where it is not given.
+
+    That cells failed is in the outcome, for there may be others to report. RunFailed where several
+    processes run them: then each process ends with it.
     """
     on_ray = config.run.ray is not None
     runner = importlib.import_module(

@@ -92,7 +92,11 @@ def lr_search(
 
 
 def _make_plan(config: Config, rates: str | None, budget: str | None, seeds: int) -> SearchPlan:
-    """Which rates are tried, at which batch and how long; None takes the default."""
+    """Which rates are tried, at which batch and how long.
+
+    rates, budget: as typed, such as "3e-7,1e-6" and "5e4"; None takes the default. seeds: runs of
+    each rate. InputError for what cannot be read.
+    """
     B_p, n = search.choose_batch_shape(config)
     B = B_p * n
 
@@ -121,7 +125,8 @@ def _check_unused(folder: Path) -> None:
 
 
 def read_rates(text: str) -> list[float]:
-    """Rising rates from "1e-4,3e-4"; no two alike to three digits, as their folders are named."""
+    """Rising rates from "1e-4,3e-4"; no two alike to three digits, as their folders are named.
+    InputError for anything else, and for a rate that is not above 0 and below 1e6."""
     try:
         numbers = [float(item) for item in text.split(",")]
     except ValueError:
@@ -151,7 +156,11 @@ def print_plan(plan: SearchPlan, as_json: bool) -> None:
 
 
 def print_search(document: Mapping[str, Any], as_json: bool) -> None:
-    """The rates with their rewards, and the settings to copy; `document` as in lr_search.json."""
+    """Print the rates with their rewards, and the settings to copy.
+
+    document: as in lr_search.json, by `to_json` of the search's result; its "learning_rate" is None
+    where every rate is out. as_json: print it as it is.
+    """
     if as_json:
         print(json_text(document))
         return
@@ -171,7 +180,11 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _rate_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
-    """A rate of the search's `document`, whose "best" and "learning_rate" are rates, or null."""
+    """A rate's row in the table of `print_search`, whose last column is its verdict.
+
+    row: of `document`'s "rates": {"rate", "B", "reward", "se", "flags", "failed"}; "reward" and
+    "se" may be None. `document`'s "best" and "learning_rate" are rates, or None.
+    """
     if row["flags"]:
         # `failed` are the flags that say nothing of the rate, such as a full disk.
         verdict = "out" if len(row["flags"]) > len(row["failed"]) else "failed"

@@ -100,7 +100,8 @@ def _print_quote(
 
 
 def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
-    """What can be said of a reward where no run has learnt anything."""
+    """Print what can be said of a reward where no run has learnt anything: whether the runs'
+    evaluations rule out that it was reached."""
     print_nothing_learnt(console, quoted.nothing_learnt)
 
     bound = ""

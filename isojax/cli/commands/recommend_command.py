@@ -134,7 +134,8 @@ def _cost(recommendation: Recommendation, price: float) -> float | None:
 
 
 def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
-    """What --fix holds at a value: ["M=100", "B_p=16"] -> {"M": 100, "B_p": 16}."""
+    """What --fix holds at a value: ["M=100", "B_p=16"] -> {"M": 100, "B_p": 16}. InputError for
+    another name than those of FIXABLE, one that is there twice, and no whole number above 0."""
     fixed: dict[str, int] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")

@@ -238,7 +238,11 @@ class LedgerSummary:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        """`C` and `M` are [first, last]; `right_answers` is [problems, samples], or null."""
+        """The ledger as `check --json` prints it.
+
+        "C" and "M" are [first, last]; "schedule" is a text or null; "right_answers" is [problems,
+        samples], or null where the ledger has means alone.
+        """
         return {
             "B_p": self.cell.B_p,
             "n": self.cell.n,
@@ -256,6 +260,7 @@ class LedgerSummary:
 
 
 def summarize_ledger(run: RunRecord) -> LedgerSummary:
+    """What one ledger holds; `run` has at least one evaluation."""
     first = run.points[0]
     last = run.points[-1]
     return LedgerSummary(

@@ -59,9 +59,10 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
-    """Further views of the same runs: by the paper's procedure, then of other metrics.
+    """Fits of further views of the same runs: by the paper's procedure, then of other metrics.
 
-    A view that these runs cannot give is left out with a warning.
+    runs: those of `main_fit`, as the ledgers have them. A view that they cannot give is left out
+    with a warning.
     """
     fits = []
     for view in _other_views(runs, main_fit):
@@ -79,13 +80,19 @@ def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult
 class FitView(NamedTuple):
     """A metric, and how it is fitted."""
 
-    metric: str
+    metric: str  # such as "best@4", "hard/avg@4" (of an extra set) or "train/reward"
     mode: str = DEFAULT_MODE
 
 
 def _other_views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitView]:
-    """What else is worth a fit, first what is worth most."""
+    """What else is worth a fit, first what is worth most.
+
+    The main metric in the other mode, best@k and worst@k of the validation set, the training
+    reward, and at most MAX_OTHER_METRICS others. Which there are is read off the first run.
+    """
     last_point = runs[0].points[-1]
+    # With one rollout per problem best@1 and worst@1 are avg@1. They follow from the problems' sums
+    # of rewards (`counts`), which an imported log may lack.
     samples = min(point.samples for run in runs for point in run.points)
 
     views = [FitView(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
@@ -114,7 +121,8 @@ def _is_reward(metric: str) -> bool:
 def fit_and_report(sweep_dir: Path, with_report: bool) -> None:
     """Fit a sweep and print the fit; last, where it stays in sight, how to spend what its runs had.
 
-    `with_report`: draw figures and the page, too.
+    `with_report`: draw figures and the page, too. A sweep of schedules alone has no fit: then only
+    the gains of its runs are printed, with a warning. InputError where it cannot be fitted.
     """
     console = SafeConsole()
     runs = read_runs([sweep_dir], warn)

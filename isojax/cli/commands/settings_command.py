@@ -41,7 +41,8 @@ def settings(
 
 
 def _settings_with_any(words: Sequence[str]) -> list[Setting]:
-    """The settings whose names hold any of these words; all where there is no word."""
+    """The settings whose names hold any of these words; all where there is no word. words: parts of
+    names, such as "cell.rl" or "learning_rate". InputError where no name holds one."""
     all_settings = describe_settings()
     matches = [s for s in all_settings if not words or any(word in s.name for word in words)]
     if matches:

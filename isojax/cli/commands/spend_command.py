@@ -27,7 +27,7 @@ from isojax.runs.spend_file import read_spending
 IS_RUN = True  # for command_files.py
 
 PAGE_FILE = "spend.html"
-# The settings of a sweep that trains one policy, whatever its config says.
+# The settings of `sweep` that are forced, whatever the config says, because one policy is trained.
 SPEND_SETTINGS = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
 BUDGET_HELP = (
     "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
@@ -121,9 +121,11 @@ def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
 
 
 def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
-    """The settings of a config's sweep that have no effect here.
+    """The settings of a config's sweep that have no effect here, such as ["sweep.seeds"].
 
-    InputError where a word of the command sets one: what was just typed is not ignored.
+    words: of the command, such as ["quickstart", "sweep.seeds=3"]; `config` is what they mean.
+    InputError where one of them sets such a setting, or sweep.budget (the option --budget does
+    that): what was just typed is not ignored.
     """
     unused = [
         f"sweep.{key}"
@@ -141,6 +143,7 @@ def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
                 ),
                 fix="Leave it out; another seed is sweep.seed=NUMBER with another name=NAME.",
             )
+    # A config for other commands has another strategy in any case: that is not worth a message.
     return [key for key in unused if key != "sweep.strategy"]
 
 
@@ -149,7 +152,9 @@ def _budget_in_rollouts(
 ) -> int:
     """The rollouts to spend, of a `budget` as typed: rollouts, a time, or None.
 
-    A run that is resumed keeps those that it began with, unless other rollouts are given.
+    Rollouts, such as "5e5", are taken as they are. Otherwise a run that is resumed keeps those that
+    it began with; and of a new one a time, such as "2h", is converted by an estimate for this
+    machine. InputError for None, money, and a time on several machines.
     """
     if budget is not None and budget.lower().endswith(("usd", "eur")):
         raise InputError(
@@ -210,7 +215,8 @@ def _describe_pilots(config: Config) -> None:
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
-    """Train, then write the page and say what was done."""
+    """Train, then write the page and say what was done; nothing of that in a dry run, and in a
+    process that does not write the folder. RunFailed where a run failed, last."""
     outcome = run_cells(config, resume, dry_run, process_group)
     folder = outcome.folder
     if dry_run or folder is None:

@@ -105,6 +105,8 @@ def _cells_table(sweep: SweepStatus) -> TextTable:
 
 
 def _cell_row(cell: CellSummary, has_placement: bool) -> list[str | Text]:
+    """A run's row of `_cells_table`, in the order of its columns. has_placement: whether the table
+    has the columns of a cluster."""
     state = Text(cell.state, STATE_COLORS[cell.state])
     state.append(" (flagged)" if cell.flags else "", "default")
 
@@ -123,7 +125,11 @@ def _cell_row(cell: CellSummary, has_placement: bool) -> list[str | Text]:
 
 
 def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
-    """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
+    """The lines below the table, as rich's markup, so that texts from elsewhere are escaped.
+
+    How many runs are done, how much of the rollouts, how long; then what went wrong, and how to go
+    on.
+    """
     yield _summary(sweep)
 
     if sweep.unread:

@@ -106,6 +106,7 @@ def watch(
         sweep=None if sweep is None else load_rollout_ensemble(read_fit(sweep)),
     )
 
+    # One look, printed; captures `question`, which counts the looks.
     def show(run: RunRecord) -> WatchedRun:
         answer = look(run, question)
         if as_json:
@@ -128,7 +129,12 @@ def _follow(
     num_points: int,
     show: Callable[[RunRecord], WatchedRun],
 ) -> None:
-    """Show the run at each new evaluation, until it ends or Ctrl-C."""
+    """Show the run at each new evaluation, until it ends or Ctrl-C.
+
+    signature: of the log before it was read for the last time (`WatchedLog.signature`).
+    num_points: evaluations of the run that were there then.
+    show: prints one look at a run, and returns what it says.
+    """
     problem = ""  # with the log as it was last read
     try:
         while True:
@@ -178,7 +184,10 @@ class WatchAnswer:
     n_options: list[NOption]  # what each n of the sweep would give; empty where nothing compares
 
     def to_json(self, run: RunRecord, question: WatchQuestion) -> dict[str, Any]:
-        """The run, its forecast (the fields of WatchedRun), and what another n would give."""
+        """The run, its forecast (the fields of WatchedRun), and what another n would give.
+
+        With a sweep "n_options", a list of NOption's fields; without one "n_advice", a sentence.
+        """
         document: dict[str, Any] = {"level": LEVEL, "cell": run.cell.to_json()}
         document |= asdict(self.watched)
         document |= {
@@ -199,9 +208,12 @@ class WatchAnswer:
 def look(run: RunRecord, question: WatchQuestion) -> WatchAnswer:
     """Forecast the end of a run, compare values of n, and advise.
 
-    InputError for a reward that is none, and for a sweep that has not measured the run's B_p and n.
+    run: as its log has it now. It counts as a look in `question.run_watch`, whose intervals hold
+    for all looks together. InputError for a reward that is none, and for a sweep that has not
+    measured the run's B_p and n.
     """
     points = tuple(point for point in run.points if question.metric in point.metrics)
+    # float[points], by rising C.
     C = np.array([point.rollouts for point in points], dtype=float)
     R = np.array([point.metrics[question.metric] for point in points])
     for point in points:
@@ -221,7 +233,8 @@ def look(run: RunRecord, question: WatchQuestion) -> WatchAnswer:
             forecast=None,
         )
 
-    # Where a schedule changes B_p and n, those of the newest update go on.
+    # Where a schedule changes B_p and n, those of the newest update go on. `span_at(run, M)` is
+    # that of update M + 1, hence the 1; before the first update there is none to go back to.
     now = span_at(run, max(points[-1].M - 1, 0))
     n_options: list[NOption] = []
     goes_on = watched.rollouts_left > 0 and C[-1] > 0 and not flags
@@ -255,6 +268,8 @@ def _advice_without_sweep(run: RunRecord) -> str:
 
 
 def _print_answer(question: WatchQuestion, answer: WatchAnswer) -> None:
+    """Print a look at a run: a line of what was measured and forecast, and the advice; then when
+    the next forecast comes, or a table of what each n would give."""
     watched = answer.watched
     print_nothing_learnt(SafeConsole(), watched.nothing_learnt)
     print_nothing_learnt(SafeConsole(), question.sweep_nothing_learnt, "the sweep")
@@ -274,7 +289,8 @@ def _print_answer(question: WatchQuestion, answer: WatchAnswer) -> None:
 
 
 def _n_table(options: Sequence[NOption], n_now: int, C_end: float) -> TextTable:
-    """What each n would reach at C_end; with hours where any of them has times."""
+    """The table of what each n would reach at C_end, one row each; with hours where any of them
+    has times. n_now: the n of the newest update, whose row is marked."""
     has_times = any(option.hours is not None for option in options)
     columns = ["n", "reward", "interval", "gain", "P(gain)"]
     if has_times:
