@@ -32,12 +32,14 @@ def answer_at_the_end(text: str) -> str | None:
     sentence = _SENTENCE_ENDS.split(text.strip())[-1].strip(" *#>")
     if "?" in sentence or not _CJK_LETTER.search(sentence):
         return None
-    sentence = _ENDING.sub("", sentence)
+    sentence = _ENDING.sub("", sentence)  # verb endings, such as です, and the full stop
 
+    # 故选C, 选项 C 正确, 答案为 C; the group is the answer.
     match = _CHOSEN.search(sentence) or _CORRECT.search(sentence) or _ANSWER.search(sentence)
     if match is None or denies_in_cjk(sentence[: match.start()]):
         return None
 
     answer = match[1].strip(" *")
+    # 和 and the like may join the answers of a list.
     has_other_words = _CJK_LETTER.search(_JOINING_WORDS.sub("", answer)) is not None
     return None if has_other_words or len(answer) > MAX_ANSWER_LENGTH else answer

@@ -74,23 +74,24 @@ def plain_style(text: str) -> str:
     if not _STYLED.search(text):
         return text
 
-    text = _SPACE.sub(" ", text)
+    text = _SPACE.sub(" ", text)  # \hspace{1cm}
     text = _SWITCHED_WORDS.sub(lambda match: f"\\text{{{match[1] or match[2]}}}", text)
-    text = _SWITCH.sub("", text)
-    text = _COLOUR.sub("", text)
+    text = _SWITCH.sub("", text)  # \bf, \large
+    text = _COLOUR.sub("", text)  # \color{red}
 
     # One name for fonts that mean the same to the reader of expressions.
     text = text.replace("\\hbox", "\\mbox")
     text = _MATH_FONT.sub(r"\\boldsymbol", _TEXT_FONT.sub(r"\\text", text))
-    text = _OF_ONE_LETTER.sub(r"\\mathrm{\1}", text)
+    text = _OF_ONE_LETTER.sub(r"\\mathrm{\1}", text)  # \mathbf x
     for _ in range(MAX_NESTED):
-        inner = _TEXT_IN_TEXT.sub(r"\1", text)
+        inner = _TEXT_IN_TEXT.sub(r"\1", text)  # \text{\mathbf{x}} becomes \mathbf{x}
         if inner == text:
             break
         text = inner
 
     text = _FONT_OF_A_NUMBER.sub(r"\1", text)
-    text = _INFIX.sub(_prefix, text)
+    text = _INFIX.sub(_prefix, text)  # {1 \over 2}
+    # Braces around the whole answer.
     group = _GROUP.fullmatch(text.strip())
     return group[1] if group else text
 

@@ -47,7 +47,7 @@ class Money:
 
 
 def take_money(cursor: Cursor) -> Money | None:
-    """The currency sign that stands here."""
+    """The currency sign at the cursor, also behind a minus sign; None where there is none."""
     match = cursor.take(_CURRENCY)
     return None if match is None else Money(currency(match[2]), is_negative=bool(match[1]))
 
@@ -63,7 +63,8 @@ def is_scale(letters: str) -> bool:
 
 
 def take_scale(cursor: Cursor) -> int | None:
-    """The number that a word here is: a million."""
+    """The number that a word at the cursor is: 10**6 of "million"; None where there is none. Text
+    after the word in its \\text{...} is kept, as a \\text{...} again."""
     match = _SCALE.match(cursor.text, cursor.position)
     if match is None:
         return None

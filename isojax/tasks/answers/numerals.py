@@ -119,13 +119,15 @@ def take_number(cursor: Cursor) -> Number | BaseNumeral:
 
     repeating = cursor.take(_REPEATING)
     if repeating:
+        # 0.\overline{6}, 0.\bar 6 or 0.(6); else \dot{1}4\dot{2}, whose dots are on the first and
+        # the last digit of the period.
         period = repeating["braced"] or repeating["digit"] or repeating["bracketed"]
         if period is None:
             dotted = (repeating["first"], repeating["middle"], repeating["last"])
             period = "".join(digits or "" for digits in dotted)
         return _repeating(repeating["whole"], repeating["fixed"], period)
 
-    endless = cursor.take(_ENDLESS)
+    endless = cursor.take(_ENDLESS)  # 0.333...
     if endless:
         return _repeating(endless["whole"], endless["fixed"], endless["digit"] or endless["period"])
     return _take_decimal(cursor)

@@ -219,7 +219,7 @@ def leaves_value_open(sentence: str, start: int, end: int) -> bool:
     before the value, _BEHIND right after it, _DENIED on both sides of it."""
     before = sentence[:start]
     if _HAS_CJK.search(sentence):
-        clause = _cjk_clause(before)
+        clause = _cjk_clause(before)  # the last clause before the value
         if _CJK_DENIED.search(clause + sentence[start:]) or _CJK_BEFORE.search(clause):
             return True
         if _CJK_SUPPOSED.search(clause) or _CJK_SUPPOSED_BEHIND.match(sentence, end):
@@ -229,6 +229,7 @@ def leaves_value_open(sentence: str, start: int, end: int) -> bool:
         if _CJK_BEHIND.match(sentence, end) or _CJK_LISTED.search(before):
             return True
 
+    # Denials and bounds of the other languages, anywhere in the sentence.
     if _NOT_THE_VALUE.search(sentence) or supposes_in_other_languages(before):
         return True
     # "About 33.3" is no guess: a decimal may be rounded because that was asked for.

@@ -291,6 +291,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
         explained = values_in_sentence(gloss.sentence, is_statement=is_statement)
         return [f"{gloss.remark} = {gloss.value}"] if gloss.is_about(explained) else explained
 
+    # Without an arrow at its beginning, and "5 fewer apples than Ann" as 5.
     sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
     if _ANYTHING_BUT.search(sentence) or _has_two_cases(sentence):
         return []
@@ -309,6 +310,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     equation = _right_side(sentence)  # [] where it states no single value, None: no equation
     if equation is not None:
         return equation
+    # "not 42", "at least 42", "half of 42".
     if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
         return []
     several = _SEVERAL_AT_END.search(sentence)  # "The point is (3, 4)", "The roots are 2 and 3"

@@ -94,9 +94,9 @@ def normalize_answer(text: str) -> str:
     # Spaces and sizes; "~42", about 42, before ~ becomes a space.
     if "~" in text:
         text = _ABOUT.sub(r"\\approx ", text)
-    text = _NEGATIVE_SPACE.sub("", text)
-    text = _SPACES.sub(" ", text)
-    text = _SIZES.sub("", text)
+    text = _NEGATIVE_SPACE.sub("", text)  # \!
+    text = _SPACES.sub(" ", text)  # \, \quad ~
+    text = _SIZES.sub("", text)  # \left, \big
     text = _FRACTION_STYLE.sub(r"\\frac", text).replace("\\%", "%")
     text = text.strip()
 
@@ -110,6 +110,7 @@ def normalize_answer(text: str) -> str:
         formula = next(group for group in inline_math.groups() if group is not None)
         text = formula.strip().removesuffix(".")
 
+    # "2k\pi (k \in \mathbb{Z})" becomes "2k\pi, k \in \mathbb{Z}".
     text = _CONDITION_IN_BRACKETS.sub(r", \1", text) if "\\in" in text else text
     return without_ordinal(text.strip())
 

@@ -170,6 +170,7 @@ def is_supposed(before: str) -> bool:
     """Whether the words before a value, in its sentence, only suppose or guess it, ask for it, or
     set out to show it: "Let x =", "If it were", "We want to show that it is". before: the sentence
     up to the value. A condition of another clause does not count: "If x = 6, then she has"."""
+    # "Is it", "so, perhaps, it is", "to prove: the sum is".
     if _ASKED.match(before) or _BEGINS_WITH_A_GUESS.match(before):
         return True
     if _TO_BE_SHOWN_BEHIND_COLON.search(before):

@@ -115,7 +115,7 @@ def value_ends_at(text: str, end: int) -> bool:
     """Whether a value that ends at text[:end] is complete: what follows, up to the end of the
     clause, does not change it. True for "5| apples", False for "5| out of 8" and for an unfinished
     "5| and". end: an index of `text`, right behind the value's last character."""
-    closing = _CLOSING_MARKS.match(text, end)
+    closing = _CLOSING_MARKS.match(text, end)  # quotes, brackets, dollars, **
     start = closing.end() if closing else end
     rest = text[start : start + MAX_CLAUSE_LENGTH]
     if not rest.strip():
@@ -129,7 +129,7 @@ def value_ends_at(text: str, end: int) -> bool:
         rest = rest[remark.end() :]
 
     # The clause, without remarks and powers of units: their numbers do not change the value.
-    if _CHANGES_BEHIND_COMMA.match(rest):
+    if _CHANGES_BEHIND_COMMA.match(rest):  # 52, base 8
         return False
     clause_end = _CLAUSE_END.search(rest)
     clause = rest[: clause_end.start()] if clause_end else rest
@@ -144,13 +144,15 @@ def value_ends_at(text: str, end: int) -> bool:
     words = _PER_IN_CJK.sub(" ", _PER.sub(" ", words))
     if is_money:
         words = _PER_UNIT_OF_MONEY.sub(" ", words)
+    # "5 squared", "5 out of 8"; signs of arithmetic in place of words.
     if _CHANGES.search(clause) or _NO_WORDS.search(words.replace("**", "")):
         return False
     if number is None:
         is_cut_off = clause_end is None and _LEFT_OPEN.search(clause) is not None
         return not is_cut_off
 
-    # Another number follows in the clause, which may belong to the value.
+    # Another number follows in the clause, which may belong to the value; not in "42 by Theorem 3"
+    # or "$12 for 5 apples".
     if _REFERENCE.fullmatch(words) or (is_money and _FOR_SO_MANY.fullmatch(words)):
         return True
     return _is_a_phrase_of_its_own(words)

@@ -53,7 +53,7 @@ def take_name(cursor: Cursor) -> Symbol | None:
         return None
 
     behind_name = match.end() - 1  # where the equals sign is
-    name = match[1]
+    name = match[1]  # words or f of f(x); None of f(2), \angle ABC and the like
     # Of f(2) the argument belongs to the name, since f(3) is another value.
     if name is None:
         cursor.position = behind_name
