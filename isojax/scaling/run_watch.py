@@ -100,6 +100,7 @@ class RunWatch:
         forecast = None
         if interval is not None and last is not None:
             forecast = float(np.clip(last.reward, *interval))
+            # Wide enough for the level's interval too, whatever the looks forecast.
             if nothing is not None:
                 low, high = nothing.interval
                 interval = (min(interval[0], low), max(interval[1], high))

@@ -55,7 +55,8 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
         )
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
 
-    # A sentence where two runs are of one cell and seed, or have different settings.
+    # A sentence where two runs are of one cell and seed, or have different settings. It compares
+    # neighbours alone, so that the runs must be sorted.
     conflict = next(run_conflicts(sorted_runs), None)
     if conflict is not None:
         raise InputError(conflict)

@@ -480,7 +480,7 @@ def _measured_cells(
     for i in np.flatnonzero(affordable).tolist():
         C = float(C_spent[i])
         forecast = ensemble.predict_reward(i, C)
-        low, high = forecast.interval or (None, None)
+        low, high = forecast.interval or (None, None)  # None without replicates
         hours = ensemble.predict_hours(i, C)
 
         B_p, n = ensemble.curves[i].key

@@ -160,8 +160,9 @@ def _set_in(holds: NDArray[np.bool_], C: Sequence[int]) -> int | None:
 
     holds: bool[points], whether it holds at each evaluation, by rising C; C: of these evaluations.
     None where it holds for fewer than PERSISTENCE evaluations at the end."""
-    # Count backwards to the last evaluation at which it does not hold; the appended False serves a
-    # criterion that holds at all of them.
+    # start: the index of the first evaluation from which on it holds; len(holds) where it does not
+    # at the last. Count backwards to the last evaluation at which it does not hold; the appended
+    # False serves a criterion that holds at all of them.
     start = len(holds) - int(np.argmin(np.append(holds[::-1], False)))
     return C[start] if len(holds) - start >= PERSISTENCE else None
 

@@ -142,7 +142,7 @@ def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedR
     # evaluation
     z = Z_CHANGE * math.sqrt(2 / OVERFITTING_WINDOW)
     if validation_sd is None:
-        validation_sd = noise_sd([R])
+        validation_sd = noise_sd([R])  # from how far each value is from its two neighbours
     if fall <= max(z * validation_sd, MIN_CHANGE):
         return None
     if rise <= max(z * noise_sd([training_rewards]), MIN_CHANGE):
