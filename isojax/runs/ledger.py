@@ -40,14 +40,19 @@ INCLUDE_FLAGGED = "--include-flagged"
 
 
 class Ledger:
-    """A cell's ledger, open for appending. `on_append` is called after each new point. A run that
-    resumes from an older checkpoint measures some points again: those that are recorded already
-    stay as they are."""
+    """A cell's ledger, open for appending; a cell is one run of a sweep.
+
+    `on_append` is called after each new point. A run that resumes from an older checkpoint measures
+    some points again: those that are recorded already stay as they are.
+    """
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
-        """Open the ledger in a cell's folder, or begin it. A last line that is not complete, as
-        after a kill, is removed. cell_hash: a hash of the settings that decide a run's result.
-        InputError where the ledger is that of another cell or other settings."""
+        """Open the ledger in a cell's folder, or begin it.
+
+        A last line that is not complete, as after a kill, is removed. cell_hash: a hash of the
+        settings that decide a run's result. InputError where the ledger is that of another cell or
+        other settings.
+        """
         self.folder = folder
         self.path = folder / RECORDS_FILE
         self.on_append: Callable[[], None] = lambda: None
@@ -74,8 +79,10 @@ class Ledger:
         self.last_update: int = points[-1]["M"] if points else 0
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
-        """Record a point and the seconds of wall clock since the one before, unless its target is
-        recorded already."""
+        """Record a point, unless its target is recorded already.
+
+        seconds: of wall clock since the point before. devices: how many the run uses.
+        """
         if point.target in self.targets:
             return
 
@@ -105,9 +112,11 @@ def _append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def write_run(folder: Path, run: RunRecord) -> None:
-    """Write a whole run that was measured elsewhere as a ledger in a new folder: records.jsonl and,
-    where its device hours are known, timing.jsonl. InputError for a cell or a point that no run can
-    have."""
+    """Write a whole run that was measured elsewhere as a ledger in a new folder.
+
+    That is records.jsonl and, where its device hours are known, timing.jsonl. InputError for a cell
+    or a point that no run can have; FileExistsError where the folder is there.
+    """
     # Check first that the ledger could be read back, before a file is written.
     header = header_row(run.cell, run.cell_hash)
     parse_cell(header, run.source)
@@ -131,8 +140,11 @@ def _rows_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """The run in a cell's folder. warn: called with a sentence where a torn last line is left out.
-    InputError where another line is broken, or where there is no evaluation yet."""
+    """The run in a cell's folder, such as runs/NAME/cells/16x8-s0.
+
+    warn: called with a sentence where a torn last line is left out. InputError where another line
+    is broken, or where there is no evaluation yet.
+    """
     path = folder / RECORDS_FILE
     rows, torn = read_ledger_lines(path)
     if torn and warn is not None:
@@ -185,6 +197,7 @@ class _DeviceClock(NamedTuple):
 
 
 def _device_clock(folder: Path, points: Sequence[EvalPoint]) -> _DeviceClock:
+    """The device hours until each point, by timing.jsonl. points: those of the folder's ledger."""
     timing_of_target = read_timing(folder)
     timing = [
         timing_of_target[point.target] for point in points if point.target in timing_of_target
@@ -210,8 +223,10 @@ def recorded_points(folder: Path) -> RecordedPoints:
 
 
 def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of all cells below the given paths, each a sweep's folder, a cell's folder or a
-    records.jsonl; InputError where a path has none."""
+    """The folders of all cells below the given paths.
+
+    paths: each a sweep's folder, a cell's folder or a records.jsonl. InputError where one has none.
+    """
     folders: list[Path] = []
     for path in map(Path, paths):
         if path.name == RECORDS_FILE and path.is_file():
@@ -234,8 +249,10 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
 def read_runs(
     paths: Iterable[str | Path], warn: Callable[[str], object] | None = None
 ) -> list[RunRecord]:
-    """All runs below these folders or ledgers, by cell; InputError if there is none, one is
-    unusable, or two clash."""
+    """All runs below these folders or ledgers, sorted by cell.
+
+    warn: as of `read_run`. InputError if a path has none, one is unusable, or two clash.
+    """
     runs = [read_run(folder, warn) for folder in ledger_folders(paths)]
     runs.sort(key=lambda run: run.cell)
     conflict = next(run_conflicts(runs), None)
@@ -245,8 +262,11 @@ def read_runs(
 
 
 def default_metric(runs: Sequence[RunRecord]) -> str:
-    """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the
-    first recorded."""
+    """The metric a fit takes where none is asked for, such as "avg@4".
+
+    avg@k of the evaluations' k samples, else the first that the first run has recorded. InputError
+    without runs.
+    """
     if not runs:
         raise InputError(
             found="there is no run to fit",
@@ -260,8 +280,11 @@ def default_metric(runs: Sequence[RunRecord]) -> str:
 
 
 def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """The reasons why runs cannot be fitted together, a sentence each: two ledgers of one cell and
-    seed, or different settings. runs: sorted by cell."""
+    """The reasons why runs cannot be fitted together, a sentence each.
+
+    Two ledgers of one cell and seed, or different settings. runs: sorted by cell, as only
+    neighbours are compared.
+    """
     for a, b in pairwise(runs):
         both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:

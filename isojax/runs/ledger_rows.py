@@ -34,6 +34,11 @@ Row = Mapping[str, Any]
 
 
 def header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
+    """The first row of a cell's records.jsonl. cell_hash: of the settings that decide its result.
+
+    {"kind": "cell", "schema": 1, "B_p": 16, "n": 8, "seed": 0, "cell_hash": "..."}, and for a
+    schedule its name and stages.
+    """
     row: dict[str, Any] = {"kind": "cell", "schema": SCHEMA}
     row |= {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed}
     if cell.schedule:
@@ -154,9 +159,11 @@ def failure_reason(rows: Sequence[Row]) -> str:
 
 
 def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
-    """A row of a ledger, or a point of a log, as a checked evaluation. location: file and line.
-    InputError where a field is missing or of another type, or where no run can measure such
-    numbers."""
+    """A row of a ledger, or a point of a log, as a checked evaluation.
+
+    location: file and line. InputError where a field is missing or of another type, or where no run
+    can measure such numbers.
+    """
     try:
         point = _POINT_ADAPTER.validate_python(row)
         _check_ranges(point)
@@ -181,8 +188,10 @@ def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
 
 
 def _check_ranges(point: EvalPoint) -> None:
-    """ValueError for an evaluation with numbers that no run can measure (negative counts, an
-    average above 1), or whose averages contradict its counts."""
+    """ValueError for an evaluation with numbers that no run can measure.
+
+    Such as negative counts, an average above 1, or averages that contradict its counts.
+    """
     _check_range("samples", point.samples, MAX_SAMPLES)
     for count in chain(point.counts, *point.extra.values()):
         _check_range("counts", count, point.samples)
@@ -223,8 +232,11 @@ def _is_average(metric: str) -> bool:
 
 
 def parse_cell(header: Row, location: str) -> Cell:
-    """The cell that the first line of a ledger names, with its schedule if it has one. location:
-    file and line. InputError for another schema, or for numbers that no cell has."""
+    """The cell that the first line of a ledger names, with its schedule if it has one.
+
+    header: of `header_row`. location: file and line. InputError for another schema, or for numbers
+    that no cell has.
+    """
     lowest_values = {"B_p": 1, "n": 1, "seed": 0}
     are_counts = all(
         type(header.get(name)) is int and lowest <= header[name] <= MAX_COUNT
@@ -241,9 +253,11 @@ def parse_cell(header: Row, location: str) -> Cell:
 
 
 def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
-    """The cell with the schedule that a ledger's header names: its name, its stages, n_max, and
-    is_of_spend (whether it is one that `spend` made). InputError where these are not valid, or
-    do not begin with the cell's B_p and n."""
+    """The cell with the schedule that a ledger's header names.
+
+    That is its name, its stages, n_max, and is_of_spend (whether `isojax spend` made it).
+    InputError where these are not valid, or do not begin with the cell's B_p and n.
+    """
     try:
         name = str(header["schedule"])
         stages = tuple(Stage(*stage) for stage in header["stages"])

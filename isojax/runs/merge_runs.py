@@ -26,10 +26,12 @@ class MergedRuns(NamedTuple):
 
 
 def merge_runs(paths: Sequence[Path]) -> MergedRuns:
-    """All imported runs of these folders, sorted by cell, and notes. A run whose cell (B_p, n,
-    seed) another run has already gets the lowest seed that is free, as each import numbered its
-    seeds from 0. InputError where a run is there twice, where isojax trained it, and where the runs
-    have no metric in common."""
+    """All imported runs of these folders, sorted by cell, and notes.
+
+    A run whose cell (B_p, n, seed) another run has already gets the lowest seed that is free, as
+    each import numbered its seeds from 0. InputError where a run is there twice, where isojax
+    trained it, and where the runs have no metric in common.
+    """
     runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
     for run in runs:
         if run.cell_hash != IMPORTED:
@@ -57,6 +59,7 @@ def merge_runs(paths: Sequence[Path]) -> MergedRuns:
 
 
 def _with_free_seed(cell: Cell, used_cells: set[Cell]) -> Cell:
+    """The cell with the lowest seed with which it is none of `used_cells`."""
     seeds = (replace(cell, seed=seed) for seed in count())
     return next(numbered for numbered in seeds if numbered not in used_cells)
 
@@ -64,9 +67,11 @@ def _with_free_seed(cell: Cell, used_cells: set[Cell]) -> Cell:
 def _refuse_trained(
     trained: RunRecord, runs: Sequence[RunRecord], paths: Sequence[Path]
 ) -> NoReturn:
-    """InputError for a run that isojax trained (`trained`, one of `runs`, which `paths` hold): a
-    merged folder would lose the config of its sweep. The message gives the command that takes these
-    folders as they are, by whether their settings, which cell_hash sums up, are the same."""
+    """InputError for a run that isojax trained: a merged folder would lose the config of its sweep.
+
+    trained: one of `runs`, which `paths` hold. The message gives the command that takes these
+    folders as they are, by whether their settings, which cell_hash sums up, are the same.
+    """
     folders = shlex.join(map(str, paths))
     if len(paths) == 1:
         instead = f"It is a sweep already, which every command takes: isojax recommend {folders}"
@@ -100,12 +105,15 @@ def _require_metric(runs: Sequence[RunRecord]) -> None:
 
 
 def _metric_option(metric: str) -> str:
+    """The field of --map for a metric: avg@4 as it is, any other NAME as metric:NAME."""
     return metric if METRIC_AT_K.fullmatch(metric) else f"metric:{metric}"
 
 
 def _reject_same_run(runs: Sequence[RunRecord]) -> None:
-    """InputError where two runs have the same points: counted as two seeds, one run would make
-    every confidence interval too narrow."""
+    """InputError where two runs have the same points.
+
+    Counted as two seeds, one run would make every confidence interval too narrow.
+    """
     earlier_by_points: dict[str, RunRecord] = {}
     for run in runs:
         # Two different runs may agree by chance where every reward is the same, as all 0.
@@ -121,9 +129,11 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
 
 
 def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
-    """Notes on runs of one (B_p, n), which would count as its seeds, though the names of their logs
-    differ in what was measured ("gsm8k", "aime"); InputError where one is of training and another
-    of validation."""
+    """Notes on runs of one (B_p, n) whose logs seem to have measured different things.
+
+    They would count as its seeds, though the names of their logs differ in words such as "gsm8k"
+    and "aime". InputError where one is of training and another of validation.
+    """
     logs = [_log_of_run(run) for run in runs]
     depth = depth_of_shared_folder([Path(log).parent for log in logs])
     first_log_of_setting: dict[tuple[int, int], str] = {}
@@ -154,8 +164,11 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _log_of_run(run: RunRecord) -> str:
-    """The path of the log that a run was imported from, by the import.json or merge.json of its
-    folder; where neither has it, the path of the run's ledger."""
+    """The path of the log that a run was imported from, or else of the run's ledger.
+
+    import.json or merge.json of its sweep's folder has the path: an import in "cells", a merge in
+    "logs".
+    """
     cell_folder = Path(run.source).parent
     sweep_folder = cell_folder.parent.parent
     for name in ("import.json", "merge.json"):
@@ -172,9 +185,11 @@ def _log_of_run(run: RunRecord) -> str:
 def write_merged(
     runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]
 ) -> None:
-    """Write merged runs to a folder, `out`, which is new or empty: each run's ledger below cells/,
-    and merge.json, which records the merged folders (`paths`), the ledger and the log that each
-    cell came from, and the notes. The folder appears whole or not at all."""
+    """Write merged runs to a folder, `out`, which is new or empty; it appears whole or not at all.
+
+    It has each run's ledger below cells/, and merge.json, which records the merged folders
+    (`paths`), the ledger and the log that each cell came from, and the notes.
+    """
     with atomic_folder(out) as temp:
         for run in runs:
             write_run(temp / "cells" / run.cell.name, run)

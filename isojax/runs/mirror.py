@@ -57,8 +57,10 @@ class Mirror:
 
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
         """Copy what is at the URL to the folder on this machine, and return the number of files.
-        `with_checkpoints`: also the checkpoints that are whole. `cell_name`: of the cells only this
-        one; "" for all. InputError where the storage cannot be read."""
+
+        with_checkpoints: also the checkpoints that are whole. cell_name: of the cells only this
+        one, such as "16x8-s0"; "" for all. InputError where the storage cannot be read.
+        """
         remote_names = self.remote.find()
         downloads = []
         for name in sorted(remote_names):
@@ -74,10 +76,12 @@ class Mirror:
         return len(downloads)
 
     def push(self, path: Path) -> None:
-        """Upload a file, or every file in a folder, if it has changed since it was last uploaded or
-        downloaded. Checkpoints (`push_checkpoint` does these) and hidden files are left out, and so
-        is what is not in the mirror's folder. RunFailed where the URL cannot be written, or another
-        process has begun to write there."""
+        """Upload a file, or all files in a folder, if changed since the last upload or download.
+
+        Checkpoints (`push_checkpoint` does these) and hidden files are left out, and so is what is
+        not in the mirror's folder. RunFailed where the URL cannot be written, or another process
+        has begun to write there.
+        """
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if not file.is_relative_to(self.local) or not file.is_file():
@@ -94,9 +98,11 @@ class Mirror:
                 self._uploaded[file] = fingerprint
 
     def push_checkpoint(self, folder: Path) -> None:
-        """Upload one checkpoint, a folder checkpoint/M that is complete on this machine, and after
-        all its files its mark, M.whole; then remove from the URL the checkpoints that are no longer
-        on this machine. RunFailed as by `push`."""
+        """Upload one checkpoint, a folder checkpoint/M that is complete on this machine.
+
+        After all its files comes its mark, M.whole; then the checkpoints that are no longer on this
+        machine are removed from the URL. RunFailed as by `push`.
+        """
         name = self._remote_name(folder)
         checkpoints_name = self._remote_name(folder.parent)
         with self._guarded_write():
@@ -156,10 +162,13 @@ def find_mirror(folder: Path) -> Mirror | None:
 
 
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
-    """Whether `Mirror.pull` copies an object: not a hidden file, not one of another cell than
-    `cell_name` (if that is given), and of checkpoints only those that are whole, if asked for.
-    `name`: relative to the URL, as "cells/8x4-s0/records.jsonl"; `remote_names`: of all objects
-    there, among them the marks of whole checkpoints."""
+    """Whether `Mirror.pull` copies an object.
+
+    Not a hidden file, not one of another cell than `cell_name` (if that is not ""), and of
+    checkpoints only those that are whole, if asked for. name: relative to the URL, as
+    "cells/8x4-s0/records.jsonl". remote_names: of all objects there, among them the marks of whole
+    checkpoints.
+    """
     *folders, file_name = name.split("/")
     if file_name.startswith("."):
         return False
@@ -183,9 +192,9 @@ CheckpointUploader = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
-    """A function that uploads a cell's checkpoints to the URL of its sweep in the background; None
-    where the sweep is not at a URL. `folder`: the one that holds the cell's checkpoints.
+    """A function that uploads a cell's checkpoints to the URL of its sweep in the background.
 
+    None where the sweep is not at a URL. folder: the one that holds the cell's checkpoints.
     The function takes a checkpoint's folder, and a function that is true while the checkpoint is
     still being written; it waits for that to end, uploads, and returns a future at once."""
     mirror = next((one for one in _mirrors() if folder.is_relative_to(one.local)), None)
@@ -211,6 +220,7 @@ MODEL_URL = re.compile(r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)")
 
 
 def is_url(text: str) -> bool:
+    """Whether a text begins as a URL does, such as "gs://"."""
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
@@ -232,9 +242,11 @@ def working_folder(run_dir: str, name: str) -> Path:
 def remote_workspace(
     run_dir: str, name: str, multi_process: bool = False, dry_run: bool = False, cell_name: str = ""
 ) -> Iterator[None]:
-    """While the context lasts, a scratch folder on this machine (`working_folder`) stands for a
-    sweep at the URL `run_dir`/`name`: what is there is downloaded first, and what a run writes is
-    uploaded as it is written. Where `run_dir` is a folder, nothing happens.
+    """While the context lasts, a scratch folder on this machine stands for a sweep at a URL.
+
+    The URL is `run_dir`/`name`, and `working_folder` gives the folder: what is there is downloaded
+    first, and what a run writes is uploaded as it is written. Where `run_dir` is a folder, nothing
+    happens.
 
     `multi_process`: the run has several processes, which is an InputError at a URL, as is storage
     that cannot be reached, or another process that writes there. `dry_run`: read only, without
@@ -282,7 +294,11 @@ def remote_workspace(
 
 
 def _scratch_folder(url: str, cell_name: str) -> Path:
-    """The same for each run of a sweep, so that a lock keeps two of one machine apart."""
+    """A folder below the user's cache for a sweep's URL, and for one of its cells.
+
+    It is the same each time the sweep is run, so that a lock keeps two processes of one machine
+    apart. cell_name: "" for the whole sweep.
+    """
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     digest = hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
     return cache_folder / "isojax" / "runs" / digest
@@ -295,8 +311,10 @@ def is_written(folder: Path) -> bool:
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
-    """Bring a mirror to what other processes have put to its URL: cells without checkpoints, or one
-    with them."""
+    """Bring a mirror to what other processes have put to its URL; nothing for a folder on a disk.
+
+    Without `cell_name`, all cells without checkpoints; else this cell, with them.
+    """
     mirror = find_mirror(folder)
     if mirror is None:
         return
@@ -307,10 +325,12 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with a temporary folder in place of each URL of a sweep, which holds
-    what is there (without checkpoints): ["gs://b/runs/x"] -> ["/tmp/isojax-1a2b/runs/x"]. What the
-    command writes to the folder is uploaded. The last two parts of the URL are kept, as commands
-    show them. InputError where there is nothing at a URL."""
+    """A command's arguments with a temporary folder in place of each URL of a sweep.
+
+    ["gs://b/runs/x"] becomes ["/tmp/isojax-1a2b/runs/x"], a folder with what is at the URL, without
+    checkpoints. What the command writes to it is uploaded. The last two parts of the URL are kept,
+    as commands show them. InputError where there is nothing at a URL.
+    """
     with ExitStack() as stack:
         localized = []
         for option, argument in pairwise(["", *arguments]):

@@ -13,7 +13,7 @@ MAX_NAMED = 5  # settings in a sentence
 
 
 def describe_difference(a: RunRecord, b: RunRecord) -> str:
-    """The settings that differ, each with its two values; "" where a run's are not known."""
+    """The settings that differ, as "cell.rl.kl (0.0 and 0.1)"; "" where a run's are not known."""
     settings_a = _settings_of_run(a)
     settings_b = _settings_of_run(b)
     if settings_a is None or settings_b is None:
@@ -34,8 +34,10 @@ def describe_difference(a: RunRecord, b: RunRecord) -> str:
 
 
 def _settings_of_run(run: RunRecord) -> dict[str, Any] | None:
-    """What decides a run's result, where it is off its default, by dotted name; None without the
-    run's config."""
+    """The settings that decide a run's result and are off their defaults, by dotted name.
+
+    None where the config of the run's sweep is not there, or not that of this run.
+    """
     # runs/NAME/cells/8x4-s0/records.jsonl
     parents = Path(run.source).absolute().parents
     if not run.source or len(parents) < 3 or not (parents[2] / CONFIG_FILE).is_file():

@@ -23,9 +23,11 @@ def write_spending(folder: Path, spending: Spending) -> None:
 
 
 def read_spending(folder: Path) -> Spending | None:
-    """What spend.json in a folder holds: the budget of `isojax spend`, and its legs, the runs that
-    share it. None where the folder has no such file; InputError where it is broken, or has no legs,
-    or a size below 1."""
+    """What spend.json in a folder holds: the budget of `isojax spend`, and its legs so far.
+
+    A leg is a stretch of a run at one n. None where the folder has no such file; InputError where
+    it is broken, or has no legs, or a size below 1.
+    """
     path = folder / SPEND_FILE
     try:
         spending = _ADAPTER.validate_json(read_file(path))

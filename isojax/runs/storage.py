@@ -45,8 +45,10 @@ class RemoteFolder:
         self._is_disk = isinstance(self._fs, LocalFileSystem)
 
     def call_with_timeout(self, operation: Callable[[], T]) -> T:
-        """The result of an operation before any work; InputError where it fails, or takes too
-        long."""
+        """The result of an operation, called in a thread before a sweep does any work.
+
+        InputError where it fails, or takes longer than CONNECT_TIMEOUT.
+        """
         try:
             return run_in_thread(operation).result(CONNECT_TIMEOUT)
         except Exception as e:  # each library has errors of its own
@@ -107,6 +109,7 @@ class RemoteFolder:
         self._fs.put(local_paths, remote_paths)
 
     def list_folder(self, folder: str) -> set[str]:
+        """The names of what is in a folder, files and folders, without the path to it."""
         self._fs.invalidate_cache()
         return {
             path.rstrip("/").rpartition("/")[2]
@@ -138,6 +141,7 @@ def run_in_thread(operation: Callable[[], T]) -> Future[T]:
 
 
 def error_summary(error: BaseException) -> str:
+    """An error's message in one line of at most 300 characters, with its type if it is not ours."""
     message = " ".join(str(error).split())[:300].removesuffix(".")
     if isinstance(error, InputError | RunFailed):
         return message
@@ -151,9 +155,11 @@ class FolderLocked(InputError):
 @contextmanager
 def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """While the context lasts, no other process may write to the folder, which is made if need be.
+
     InputError where it cannot be written; FolderLocked where another process still holds it after
     `timeout` seconds. The lock is on a file in the folder, because NFS shares locks on files among
-    its clients, but not locks on folders."""
+    its clients, but not locks on folders.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -272,8 +278,11 @@ class Lease:
                 self._remote.remove(LOCK_FILE)
 
     def check(self) -> None:
-        """RunFailed where another process has taken the lease; a process that was frozen looks at
-        the URL first."""
+        """RunFailed where another process has taken the lease.
+
+        The lock at the URL is read only where this process has not renewed it for STALE_SECONDS, as
+        after it was frozen.
+        """
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:
@@ -283,9 +292,11 @@ class Lease:
             )
 
     def _wait_for_holder(self) -> None:
-        """Return once no other process holds the lease: at once, or after up to STALE_SECONDS, by
-        when a process that was killed counts as dead. InputError where the holder renews its lease
-        meanwhile, so that it is alive."""
+        """Return once no other process holds the lease.
+
+        At once, or after up to STALE_SECONDS, by when a process that was killed counts as dead.
+        InputError where the holder renews its lease meanwhile, so that it is alive.
+        """
         first_holder = self._remote.call_with_timeout(self.read_holder)
         if first_holder is None or first_holder.is_dead or first_holder.is_stale:
             return
@@ -311,8 +322,11 @@ class Lease:
         )
 
     def read_holder(self) -> LeaseHolder | None:
-        """Who has the lease; None also for the empty lock of `exclusive_lock`, in a folder that was
-        copied there."""
+        """Who has the lease; None where nobody has.
+
+        None also for the empty lock of `exclusive_lock`, in a folder that was copied there.
+        ValueError, TypeError or KeyError where the lock is none.
+        """
         data = self._remote.read(LOCK_FILE)
         return LeaseHolder.parse(data) if data else None
 

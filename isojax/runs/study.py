@@ -20,8 +20,11 @@ RUN_COLUMNS = ("sweep", "B_p", "n", "seed", "cell_hash")
 
 
 def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
-    """The runs of each sweep by name, as isojax.read_runs gives them; InputError without pyarrow
-    (extra parquet)."""
+    """The runs of each sweep by its name, as isojax.read_runs gives them.
+
+    Rows of a run have to follow one another in the file. InputError without pyarrow (extra
+    parquet).
+    """
     parquet = import_extra("parquet", "isojax.load_study", "pyarrow.parquet")
     rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
 
@@ -35,8 +38,11 @@ def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
 
 
 def _read_point(row: dict[str, Any]) -> EvalPoint:
-    """One evaluation from a row of study.parquet, column name to value. The columns metrics/NAME,
-    train/NAME and extra/NAME become the point's dicts by NAME; null means not measured."""
+    """One evaluation from a row of study.parquet, column name to value.
+
+    The columns metrics/NAME, train/NAME and extra/NAME become the point's dicts by NAME; null means
+    not measured.
+    """
     metrics: dict[str, float] = {}
     train: dict[str, float] = {}
     extra: dict[str, tuple[float, ...]] = {}

@@ -43,8 +43,10 @@ MEANS_NOTE = (
 
 
 def detect(log: LogStart) -> bool:
-    """Whether a file is CSV: by the end of its name, or because its first two lines are divided
-    equally often by one mark and the second contains a number."""
+    """Whether a file is CSV: by the end of its name, or by its first two lines.
+
+    These are divided equally often by one mark, and the second contains a number.
+    """
     if not log.content or log.is_json:
         return False
     if log.ends_in(SUFFIXES):
@@ -61,8 +63,10 @@ def detect(log: LogStart) -> bool:
 
 
 def read_growing(path: Path) -> list[LogTable]:
-    """As `read`, for a log that is still being written: a last line without a line end is left out,
-    since nothing else shows whether it is complete."""
+    """As `read`, for a log that is still being written.
+
+    A last line without a line end is left out, since nothing else shows whether it is complete.
+    """
     check_log_file(path)
     text = read_text(path)
     return _read_tables(path, text[: text.rfind("\n") + 1], text)
@@ -85,9 +89,11 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _read_tables(path: Path, text: str, whole_text: str) -> list[LogTable]:
-    """The tables in the text of a CSV file. text: the lines to be read, which may lack a last line
-    that is still being written; whole_text: all of the file, in which a second header is refused,
-    as of two files that were joined into one."""
+    """The tables in the text of a CSV file: in the wide form one for each run, else a single one.
+
+    text: the lines to be read, which may lack a last line that is still being written; whole_text:
+    all of the file, in which a second header is refused, as of two files that were joined into one.
+    """
     table = parse_csv(path, text)
     reject_further_headers(table.source, whole_text)
     if len(table.columns) == 1:
@@ -113,8 +119,10 @@ def _first_known(columns: Mapping[str, str], names: Sequence[str]) -> str | None
 
 
 def _refuse_lone_column(table: DataTable) -> NoReturn:
-    """InputError: no log has one column, but a file has one whose columns another mark divides, as
-    spaces or colons."""
+    """InputError for a file with one column.
+
+    No log has one, but a file seems to whose columns another mark divides, as spaces or colons.
+    """
     (name,) = table.columns
     fix = "Divide them by commas, tabs, semicolons or |"
     if len(name.split()) > 1:
@@ -128,9 +136,11 @@ def _refuse_lone_column(table: DataTable) -> NoReturn:
 
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
-    """A table in the long form, one row per value, as one with a column for each metric: the value
-    of a row moves to the column of its metric's name. metric, value: the names of these two
-    columns."""
+    """A table in the long form, one row per value, as one with a column for each metric.
+
+    The value of a row moves to the column of its metric's name, so that there are as many rows as
+    before. metric, value: the names of these two columns.
+    """
     rows = table.rows
     names = rows.column(metric)
     values = rows.column(value)
@@ -158,7 +168,10 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
 
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
     """A table for each run out of one in W&B's export of a chart, which has a column for each run.
-    A run has no row for steps at which its cells are empty or NaN."""
+
+    A run has no row for steps at which its cells are empty or NaN; one without any row is left out,
+    and a note says so. InputError where the first column is not of steps.
+    """
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
         raise InputError(
@@ -209,8 +222,10 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
 
 
 def _metrics_of_runs(columns: Sequence[str]) -> dict[str, dict[str, str]]:
-    """run -> column -> metric. "n8 - val/acc" is the run n8 and its metric val/acc, a name alone a
-    run and its reward."""
+    """Run -> column -> metric: {"n8": {"n8 - val/acc": "val/acc"}}.
+
+    A column whose name has no " - " is a run and its reward.
+    """
     metrics_of_run: dict[str, dict[str, str]] = defaultdict(dict)
     for column in columns:
         # W&B adds its step where the chart is over another

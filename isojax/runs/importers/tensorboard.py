@@ -125,9 +125,11 @@ def read(path: Path) -> list[LogTable]:
 def _join_restart(
     earlier: list[ScalarPoint], points: list[ScalarPoint], what: str
 ) -> list[ScalarPoint]:
-    """A tag's points of an earlier file, as far as a later file does not log them again, and those
-    of the later one; InputError where the later file begins before the earlier one's first step:
-    nothing would be left of it. `what`: "FILE logs TAG"."""
+    """A tag's points of an earlier file, up to where a later file begins, and those of the later.
+
+    what: "FILE logs TAG", for messages. InputError where the later file begins at or before the
+    earlier one's first step, of several, as nothing would be left of them.
+    """
     restart = points[0].step
     if earlier and restart <= earlier[0].step < earlier[-1].step:
         raise InputError(
@@ -138,8 +140,11 @@ def _join_restart(
 
 
 def _rows(path: Path, series: ScalarSeries, time_of_step: dict[int, float]) -> tuple[DataRow, ...]:
-    """The scalars as rows, one for each step, with tags as columns. Where a tag was logged several
-    times at a step, its further values get further rows of this step."""
+    """The scalars as rows by rising step, with tags as columns, the step and the time.
+
+    A step has one row; where a tag was logged several times at it, its further values get further
+    rows of this step.
+    """
     # isojax's own event files have C as their step, and the updates as a tag M.
     clock = "rollouts" if "M" in series else "step"
 
@@ -192,8 +197,10 @@ def _arguments_of(tensor: Any) -> dict[str, int | float | str]:
 
 
 def _scalar_of(value: Any) -> float | None:
-    """The number of a value in a summary (a protobuf message); None where it is no scalar, but an
-    image or a text, say."""
+    """The number of a value in a summary (a protobuf message); None where it is no scalar.
+
+    An image or a text is none.
+    """
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value
@@ -225,8 +232,11 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
 
 
 def _split_records(file: Path) -> LogRecords:
-    """The events of a file, each as bytes (the format is at the top of this file). An event that is
-    cut off at the end is left out; InputError where a checksum is wrong."""
+    """The events of a file, each as bytes; the format is described at the top of this file.
+
+    An event that is cut off at the end is left out, and `is_torn` says so. InputError where a
+    checksum is wrong.
+    """
     from tensorboardX.record_writer import masked_crc32c
 
     data = file.read_bytes()
@@ -237,7 +247,7 @@ def _split_records(file: Path) -> LogRecords:
         if start > len(data):
             break
         length, checksum = RECORD_HEADER.unpack_from(data, offset)
-        length_bytes = data[offset : offset + 8]
+        length_bytes = data[offset : offset + 8]  # the "Q" of RECORD_HEADER
         if masked_crc32c(length_bytes) != checksum:
             raise InputError(
                 where=file,

@@ -44,8 +44,7 @@ FIELDS = {
 
 
 def detect(log: LogStart) -> bool:
-    """Whether it is a trainer's state by its name or its content, or a log_history saved by
-    itself."""
+    """Whether it is a trainer's state by its name or content, or a log_history saved by itself."""
     if log.name == STATE_FILE:
         return True
     if log.is_json_list:
@@ -55,8 +54,11 @@ def detect(log: LogStart) -> bool:
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """The output folder of every run below a folder; the folder itself, where it is one, or a
-    checkpoint's."""
+    """The output folder of every run below a folder.
+
+    The folder itself, where it holds a trainer's state, as a checkpoint's does, or where there is
+    none below it.
+    """
     if (folder / STATE_FILE).exists():
         return [folder]
 
@@ -76,8 +78,11 @@ def find_logs(folder: Path) -> list[Path]:
     example="isojax records import out/checkpoint-500 --from trl --out runs/trl",
 )
 def read(path: Path) -> list[LogTable]:
-    """The table of one run, from a trainer_state.json, its log_history saved alone, a checkpoint's
-    folder, or an output folder (its last checkpoint)."""
+    """The table of one run, in a list of one.
+
+    path: a trainer_state.json, its log_history saved alone, a checkpoint's folder, or an output
+    folder, of which the last checkpoint counts. InputError where there is no log_history.
+    """
     file = _state_file(path)
     check_log_file(file)
 
@@ -108,8 +113,10 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _state_file(path: Path) -> Path:
-    """The trainer_state.json to read: a file itself; of a folder, its state, otherwise that of its
-    last checkpoint. InputError where there is none."""
+    """The trainer_state.json to read: a file itself; of a folder, its own or its last checkpoint's.
+
+    InputError where there is none.
+    """
     if not path.is_dir():
         return path
     if (path / STATE_FILE).exists():
@@ -152,8 +159,11 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _read_arguments(path: Path) -> dict[str, Any]:
-    """The numbers and texts among the arguments in a training_args.bin, which torch saved as a zip
-    of pickles; {} where there is no such file, or it cannot be read. No code of the pickle runs."""
+    """The numbers and texts among the arguments in a training_args.bin, by name.
+
+    torch saved it as a zip of pickles. {} where there is no such file, or it cannot be read. No
+    code of the pickle runs.
+    """
     try:
         if not path.is_file():  # nor a pipe, or a device without end
             return {}

@@ -104,8 +104,10 @@ def detect(log: LogStart) -> bool:
     example="isojax records import logs/ --from verl_console --out runs/verl",
 )
 def read(path: Path) -> list[LogTable]:
-    """The file as the table of one run; InputError where it has no step's line, or contains several
-    runs."""
+    """The file as the table of one run, in a list of one.
+
+    InputError where it has no step's line, or contains several runs.
+    """
     check_log_file(path)
     numbered = list(read_lines(path, "replace"))
     lines = [_Line(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
@@ -136,9 +138,11 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> _Steps:
-    """A row for each line "step:N - TAG:VALUE - ...". has_last_line_end: whether the file ends with
-    a line end; otherwise its last line may be torn. InputError where there is no such line, or
-    where a terminal has wrapped them over several lines."""
+    """A row for each line "step:N - TAG:VALUE - ...".
+
+    has_last_line_end: whether the file ends with a line end; otherwise its last line may be torn.
+    InputError where there is no such line, or where a terminal has wrapped them over several lines.
+    """
     rows: list[DataRow] = []
     notes: list[str] = []
     for i, line in enumerate(lines):
@@ -153,6 +157,8 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
             rows.append(DataRow(str(path), f"line {line.number}", values, line.number - 1))
             continue
 
+        # Numbers of lines count from 1, indices of rows from 0: the line right behind the last
+        # row's.
         follows_step = len(rows) > 0 and rows[-1].index == line.number - 2
         if follows_step and not line.prefix and _WRAPPED.match(line.text):
             # A single such line may be some program's output; a second one shows that lines are
@@ -180,8 +186,10 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
 
 
 def _settings_of_commands(lines: Sequence[_Line]) -> list[dict[str, str]]:
-    """Hydra's overrides on each command line of verl's RL trainers, which may go on after a
-    backslash."""
+    """Hydra's overrides on each command line of verl's RL trainers, such as {"data.seed": "1"}.
+
+    A command line may go on in the next line after a backslash.
+    """
     text = "\n".join(line.text for line in lines)
     commands = re.sub(r"\\\n", " ", text).split("\n")
     return [
@@ -194,8 +202,11 @@ def _settings_of_commands(lines: Sequence[_Line]) -> list[dict[str, str]]:
 def _require_one_value(
     path: Path, name: str, configs: Sequence[_Config], commands: Sequence[dict[str, str]]
 ) -> None:
-    """InputError where a setting, such as actor_rollout_ref.rollout.n, changes between the printed
-    configs (or, without any, the command lines): the log then contains several runs."""
+    """InputError where a setting changes within the log, which then contains several runs.
+
+    name: such as actor_rollout_ref.rollout.n. It is compared between the printed configs or,
+    without any, between the command lines.
+    """
     texts: list[str] = []  # values that differ from the one before, and their lines
     line_numbers: list[int] = []
     for source in configs or [_Config(0, settings) for settings in commands]:
@@ -231,8 +242,10 @@ def _plain_pieces(text: str) -> list[_Piece]:
 
 
 def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
-    """ "actor/lr:0.001 - critic/score/mean:0.5" -> the number of each tag; of a torn line without
-    its last."""
+    """The number of each tag in a text such as "actor/lr:0.001 - critic/score/mean:0.5".
+
+    Of a torn line without the last one. A tag without a number is left out.
+    """
     pieces = text.split(" - ")
     if is_torn:
         pieces = pieces[:-1]
@@ -246,8 +259,11 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
 
 
 def _printed_configs(lines: Sequence[_Line]) -> Iterator[_Config]:
-    """The whole config, as verl prints it at each start: {'actor_rollout_ref': {...}}. It may be
-    spread over many lines, between those of other processes. Nested keys are joined with dots."""
+    """Each whole config, as verl prints it at each start: {'actor_rollout_ref': {...}}.
+
+    It may be spread over many lines, between those of other processes. Nested keys are joined with
+    dots. A text that begins so and is no config is passed over.
+    """
     starts = (i for i, line in enumerate(lines) if line.text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
         # The lines of the same process, until as many brackets are closed as were opened.

@@ -52,8 +52,11 @@ def find_logs(folder: Path) -> list[Path]:
     ),
 )
 def read(file: Path) -> list[LogTable]:
-    """A .wandb file as the table of one run, with W&B's id of the run, by which it is joined with
-    another file in which the run continues."""
+    """A .wandb file as the table of one run, in a list of one.
+
+    The table has W&B's id of the run, by which it is joined with another file in which the run
+    continues. InputError where the file is damaged or holds no step.
+    """
     record_class = import_extra("wandb", "--from wandb", "wandb.proto.wandb_internal_pb2").Record
     check_log_file(file)
 
@@ -89,7 +92,11 @@ def read(file: Path) -> list[LogTable]:
 
 
 def _history_row(history: Any, file: Path, count_before: int) -> DataRow:
-    """One call of wandb.log, with its number as `_step`, which old versions do not write."""
+    """One call of wandb.log as a row, with its number as `_step`.
+
+    history: a protobuf message. count_before: calls before it, its number where an old version of
+    wandb has written none.
+    """
     values = _item_values(history.item, file)
     if history.HasField("step"):
         step = history.step.num
@@ -99,8 +106,11 @@ def _history_row(history: Any, file: Path, count_before: int) -> DataRow:
 
 
 def _item_values(items: Any, file: Path) -> dict[str, Any]:
-    """Keys (nested ones joined by dots) and values of a record's items; objects within become keys
-    with dots."""
+    """Keys and values of a record's items, such as {"val/acc": 0.5, "optim.lr": 1e-6}.
+
+    items: protobuf messages, each with a key or a nested key, whose parts are joined by dots, and a
+    value as JSON. An object within a value becomes several keys with dots.
+    """
     values = {}
     for item in items:
         name = ".".join(item.nested_key) or item.key
@@ -109,9 +119,11 @@ def _item_values(items: Any, file: Path) -> dict[str, Any]:
 
 
 def _split_records(file: Path) -> LogRecords:
-    """The records of a .wandb file, each as bytes, put together from their chunks (the format is at
-    the top of this file). A record that is cut off at the end is left out; InputError where the
-    file is damaged."""
+    """The records of a .wandb file, each as bytes, put together from their chunks.
+
+    The format is described at the top of this file. A record that is cut off at the file's end is
+    left out, and `is_torn` says so. InputError where the file is damaged.
+    """
     data = file.read_bytes()
     if not data.startswith(MAGIC):
         raise InputError(
@@ -121,7 +133,7 @@ def _split_records(file: Path) -> LogRecords:
 
     records: list[bytes] = []
     chunks: list[bytes] = []  # of the record that has begun
-    position = len(MAGIC) + 1
+    position = len(MAGIC) + 1  # behind MAGIC and the byte for the version, which is not read
     while position < len(data):
         # No header is split between blocks: the rest of a block that is too short for one is empty.
         block_remaining = BLOCK_BYTES - position % BLOCK_BYTES
@@ -137,6 +149,7 @@ def _split_records(file: Path) -> LogRecords:
         if len(chunk) < length:
             break
         is_kind = kind in (CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST)
+        # The checksum is of the kind's byte and then the chunk.
         if not is_kind or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
             raise InputError(
                 where=file,
@@ -145,6 +158,7 @@ def _split_records(file: Path) -> LogRecords:
             )
         position = chunk_start + length
 
+        # A record that had begun and was not finished before another begins is left out.
         if kind in (CHUNK_FULL, CHUNK_FIRST):
             chunks = []
         chunks.append(chunk)

@@ -19,6 +19,8 @@ from isojax.runs.ledger import Ledger, read_run
 
 @dataclass(frozen=True)
 class LoggerTraits:
+    """What a logger says of itself in its decorator."""
+
     # called before any work; InputError where the logger cannot work here
     check: Callable[[], None] | None = None
 
@@ -46,11 +48,14 @@ def check_loggers(names: Iterable[str]) -> None:
 
 @contextmanager
 def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
-    """A context in which the loggers of config.run.loggers follow a running cell, and get all of
-    its ledger after each new point. A logger that fails is left out from then on, with a warning:
-    no curve is worth the run."""
+    """A context in which the loggers of config.run.loggers follow a running cell.
+
+    They get all of its ledger after each new point. A logger that fails is left out from then on,
+    with a warning: no curve is worth the run.
+    """
     active: dict[str, Logger] = {}
 
+    # Captures `active` and `cell`: around each call of a logger, by its name.
     @contextmanager
     def left_out_if_it_fails(name: str) -> Iterator[None]:
         try:
@@ -83,15 +88,16 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
 
 
 def point_scalars(point: EvalPoint) -> dict[str, float]:
-    """A point's numbers by the names of their curves: metrics as in the ledger, train/NAME, M and
-    tokens."""
+    """A point's numbers by the names of their curves: metrics, train/NAME, M and tokens."""
     train = {f"train/{name}": value for name, value in point.train.items()}
     return {**point.metrics, **train, "M": point.M, "tokens": point.tokens}
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
-    """The settings of this cell: B_p and n, or their schedule, its seed, and `cell` of the config
-    by dotted names."""
+    """The settings of this cell by name, such as {"B_p": 16, "n": 8, "seed": 0, "rl.kl": 0.0}.
+
+    Of a schedule its text in place of B_p and n; then its seed, and `cell` of the config.
+    """
     hparams: dict[str, object]
     if cell.schedule:
         hparams = {"schedule": schedule_text(cell.stages, cell.n_max)}

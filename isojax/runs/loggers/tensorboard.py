@@ -25,7 +25,10 @@ HParams: Any = vars(plugin_hparams_pb2)["HParamsPluginData"]
 
 
 class TensorBoardLogger(Logger):
+    """Keeps the event file of one cell equal to what its ledger says."""
+
     def __init__(self, folder: Path, hparams: dict[str, object]):
+        """folder: the cell's. hparams: its settings by name, of `cell_hparams`."""
         self.folder = folder
         self.hparams = hparams
 

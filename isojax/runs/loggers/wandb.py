@@ -37,7 +37,10 @@ def check() -> None:
 
 
 class WandbLogger:
+    """Sends the points of one cell to its W&B run."""
+
     def __init__(self, run: Any):
+        """run: what wandb.init returned."""
         self.run = run
         self.next_step = run.starting_step
 
@@ -47,7 +50,7 @@ class WandbLogger:
             if point.rollouts >= self.next_step:
                 scalars = {**point_scalars(point), "rollouts": point.rollouts}
                 self.run.log(scalars, step=point.rollouts)
-                self.next_step = point.rollouts + 1
+                self.next_step = point.rollouts + 1  # this point is not sent again
 
     def close(self) -> None:
         """Ends the run, once all has been sent or the time for it is over."""

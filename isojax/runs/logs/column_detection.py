@@ -66,10 +66,13 @@ _NO_REWARD = re.compile(
 
 
 def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumns) -> ColumnMap:
-    """The column of each field of a log. field_map: of the user's --map, as {"reward": "val/acc",
-    "n": "16"}; known_columns: field -> the names that the format is known to use. A B of the --map
-    replaces a known B_p, an avg@k a known reward. InputError where a field is missing or not
-    unique, with the --map to type."""
+    """The column of each field of a log, or the number that stands for it in all rows.
+
+    field_map: the user's --map, as {"reward": "val/acc", "n": "16"}; known_columns: field -> the
+    names that the format is known to use, as {"step": ("step", "_step")}. A B of the --map replaces
+    a known B_p, an avg@k a known reward. InputError where a field is missing or not unique, with
+    the --map to type.
+    """
     if not table.columns:
         raise InputError(
             where=table.source,
@@ -82,6 +85,7 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
     columns: dict[str, str] = {}
     constants: dict[str, float | int] = {}
     for field, text in field_map.items():
+        # A scale is a number only, also where a column is called so.
         if text in table.columns and field != "scale":
             columns[field] = text
         else:
@@ -114,7 +118,7 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
 def _detect_columns(
     table: LogTable, field_map: FieldMap, known_columns: KnownColumns
 ) -> dict[str, str]:
-    """The columns of the fields that the user has not mapped, by the format's known names."""
+    """Field -> column, for fields that the user has not mapped, by the format's known names."""
     # B and B_p follow from each other, and an avg@k is the reward.
     mapped_fields = {*field_map}
     if mapped_fields & {"B", "B_p"}:
@@ -136,9 +140,12 @@ def _detect_columns(
 
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
-    """The number for a whole log that a --map gives, as n=16, or that the name of the run or file
-    has in the place of {}, as n=n{} with run-n16.jsonl. InputError where the text is neither, such
-    as a column that does not exist."""
+    """The number for a whole log that a --map gives, as n=16.
+
+    Or the number that the name of the run or file has in the place of {}, as n=n{} with
+    run-n16.jsonl. text: what the map has after "=". InputError where it is neither, such as a
+    column that does not exist, or where the field needs a column (it is not in CONSTANT_FIELDS).
+    """
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(
@@ -177,7 +184,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
 
 def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> Mask:
-    """bool[rows]: where a row of a log has a value of one of these columns."""
+    """bool[rows]: where a row has a value of one of the validation columns (`metrics`)."""
     is_evaluation = np.zeros(len(rows), np.bool_)
     for name in metrics:
         is_evaluation |= ~table.is_unlogged(rows.column(name))
@@ -187,10 +194,12 @@ def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> M
 def _reject_logging_calls(
     table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]
 ) -> None:
-    """InputError where W&B's _step seems to be no count of updates: it counts calls of wandb.log,
-    of which a trainer may make several per update. It is so where another column counts steps
-    differently, or where evaluations are calls of their own. columns: field -> column; metrics: the
-    validation columns."""
+    """InputError where W&B's _step seems to be no count of updates.
+
+    It counts calls of wandb.log, of which a trainer may make several per update. It is so where
+    another column counts steps differently, or where evaluations are separate calls. columns:
+    field -> column; metrics: the validation columns.
+    """
     # Ray's own counters (ray/tune/training_iteration) count what Ray does, not the trainer.
     counters = [
         name for name in table.columns if re.search("^(?!ray/).*(step|update|iter)", name.lower())
@@ -235,15 +244,18 @@ def _rows_by_run(table: LogTable, columns: Mapping[str, str]) -> Iterator[RowTab
 
 
 def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[str]) -> bool:
-    """Whether a trainer logs its evaluations by calls of their own, so that W&B's _step counts them
-    too: _step has no gaps, evaluations come between rows of training, and the two kinds of rows
-    share no columns but those that all rows have."""
+    """Whether a trainer logs its evaluations by separate calls, which W&B's _step counts too.
+
+    It does where _step has no gaps, evaluations come between rows of training, and the two kinds of
+    rows share no columns but those that all rows have. run: the rows of one run; metrics: the
+    validation columns.
+    """
     steps = np.nan_to_num(run.column("_step").numbers, nan=0.0)
     if not (np.diff(steps) == 1).all():
         return False
     is_evaluation = _is_evaluation(table, run, metrics)
     kinds = "".join("e" if is_one else "t" for is_one in is_evaluation.tolist())
-    if not re.search("te+t", kinds):
+    if not re.search("te+t", kinds):  # e: a row of an evaluation, t: one of training
         return False
 
     # bool[columns, rows]
@@ -255,13 +267,20 @@ def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[st
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
-    """The log of one run with steps in all rows of evaluations: where such a row has none, it gets
-    the step that was logged last before it, or 0. Logs of several runs stay as they are."""
+    """The log of one run, with steps in all rows of evaluations.
+
+    Where such a row has none, it gets the step that was logged last before it, or 0 before the
+    first. Logs that may hold several runs stay as they are. columns: field -> column; metrics: the
+    validation columns.
+    """
+    # A format with many runs in a log, and a column for a field in which runs differ, such as n or
+    # the seed: the step before may be another run's.
     if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
         return table
 
-    # A column stores for each row a code, the index of its value; filling a row copies the code of
-    # an earlier row.
+    # A column stores for each row a code, the index of its value in `cells`; filling a row copies
+    # the code of an earlier row. `or_else` keeps all codes and appends the value 0 with a new code,
+    # so that codes of `steps` and of `logged_steps` both hold in `logged_steps.cells`.
     steps = table.cells.column(columns["step"])
     is_unlogged = table.is_unlogged(steps)
     logged_steps = steps.where(~is_unlogged).or_else(0)
@@ -278,8 +297,11 @@ def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[s
 def _detect_column(
     field: str, names: Sequence[str], table: LogTable, field_map: FieldMap
 ) -> str | None:
-    """The column of a field: the first of its known names (patterns) that the log has; None where
-    it has none. InputError where several columns match for the reward."""
+    """The column of a field: the first of its known names that the log has; None without one.
+
+    names: may be patterns, such as "val-core/*/mean@*". InputError where several columns match one
+    of the reward's.
+    """
     for name in names:
         matches = glob_filter(table.columns, name)
         # A column called reward may be the training reward: others come before it.
@@ -299,8 +321,10 @@ def _detect_column(
 
 def _validation_metrics_beside_reward(table: LogTable, field_map: FieldMap) -> list[str]:
     """Other columns that may be the validation reward, in a log that also has one called reward.
+
     InputError where there are none, and rows with a reward also have a loss or grad_norm: it is
-    then probably the training reward."""
+    then probably the training reward.
+    """
     others = [
         name
         for name in table.columns
@@ -333,8 +357,10 @@ def _is_reward(name: str) -> bool:
 
 
 def rewards_within_one(table: LogTable) -> str:
-    """What to type for a validation reward in [0, 1], such as a part of a sum of rewards; "" where
-    there is none."""
+    """A sentence with what to type for a validation reward in [0, 1]; "" where there is none.
+
+    Such as one part of a sum of rewards that exceeds 1.
+    """
     names = [
         name
         for name in table.columns
@@ -346,7 +372,10 @@ def rewards_within_one(table: LogTable) -> str:
 
 
 def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool:
-    """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
+    """Whether a column may be a validation reward, by its name and its numbers.
+
+    The numbers are from 0 to `highest` (100: percent), and not all of them whole.
+    """
     if not _VALIDATION_COLUMN.search(name):
         return False
     if _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name) or is_of_training(name):
@@ -358,8 +387,10 @@ def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool
 
 
 def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
-    """InputError where a field that every run needs has no column, or where two metrics would get
-    the same name in the ledger; it names the --map to type."""
+    """InputError where a field that every run needs has no column; it names the --map to type.
+
+    Also where two metrics would get the same name in the ledger, or counts come without samples.
+    """
     table = column_map.table
     missing = _missing_fields(column_map)
     columns = f"The columns are {list_some(table.columns)}"
@@ -406,6 +437,7 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
 
 
 def _missing_fields(column_map: ColumnMap) -> list[str]:
+    """The fields that every run needs and that have no column or number, the reward first."""
     missing = []
     if not any(map(is_validation, column_map.columns)):
         missing.append("reward")
@@ -419,8 +451,11 @@ def _missing_fields(column_map: ColumnMap) -> list[str]:
 
 
 def _columns_that_may_be_runs(table: LogTable, known_columns: KnownColumns) -> list[str]:
-    """The columns of numbers where each may be a run: none is named like a metric, or all are named
-    alike but for digits (acc_n4, acc_n8)."""
+    """The columns of numbers, where each may be a run; else [].
+
+    They may where none is named like a metric, or all are named alike but for digits (acc_n4,
+    acc_n8).
+    """
     names = [] if table.run else number_columns(table, {}, known_columns)
     metric_names = (_VALIDATION_COLUMN, _TRAINING_COLUMN, _REWARD, _NO_REWARD)
     is_metric = any(pattern.search(name) for pattern in metric_names for name in names)
@@ -429,13 +464,16 @@ def _columns_that_may_be_runs(table: LogTable, known_columns: KnownColumns) -> l
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:
-    """The --map options to suggest for a missing field, in words: those with the columns whose
-    names are nearest, and general ones."""
+    """The --map options to suggest for a missing field, joined by ", or ".
+
+    Those with the columns whose names are nearest, and general ones (_SUGGESTIONS).
+    """
     nearest = [name for name in table.columns if name.lower() == field.lower()]
     if not nearest:
         columns = [
             name for name in table.columns if field != "reward" or _may_be_validation(name, table)
         ]
+        # A name need not resemble "reward" at all, as these columns may be one.
         cutoff = 0.0 if field == "reward" else 0.6
         nearest = nearest_names(field, columns, cutoff) if columns else []
 

@@ -157,9 +157,12 @@ class ColumnMap:
         return self.table.is_unlogged(self.cells(field, rows))
 
     def read(self, field: str, row: DataRow) -> Any:
-        """The value of a field in a row: a finite number (an int for the fields of LOWEST_VALUES),
-        a tuple for counts, a text for run. InputError, with file, line and column, where the cell
-        is empty or holds something else."""
+        """The value of a field in a row, checked.
+
+        A finite number (an int for the fields of LOWEST_VALUES), a tuple for counts, a text for
+        run. InputError, with file, line and column, where the cell is empty or holds something
+        else.
+        """
         value = self.cell_value(field, row)
         if field == "run" and not is_blank(value):
             return str(value)
@@ -202,9 +205,11 @@ class ColumnMap:
         return number if lowest is None else int(number)
 
     def _remedy_for_settings(self, row: DataRow) -> str:
-        """Advice for a row without n, B_p or B in a log where other rows have them, as when a
-        trainer logs them once per run: the --map or the table to give. "" where no row has them, or
-        where the runs have no names."""
+        """Advice for a row without n, B_p or B in a log where other rows have them; "" for none.
+
+        As when a trainer logs them once per run: the --map or the table to give. "" where no row
+        has them, or where the runs have no names.
+        """
         run = str(self.cell_value("run", row) or self.table.run)
         options: list[str] = []  # "" of a setting that no option can say for all rows
         for field in _RUN_SETTINGS:
@@ -240,8 +245,11 @@ class ColumnMap:
         return bool(self.cells(field, self.table.cells).ask(_has_decimals).any())
 
     def read_all(self, field: str, rows: RowTable) -> list[Any]:
-        """The values of a field in all rows, as `read` gives them. Plain numbers are read as one
-        column, which is fast; other cells one by one, so that errors name their place."""
+        """The values of a field in all rows, as `read` gives them.
+
+        Plain numbers are read as one column, which is fast; other cells one by one, so that errors
+        name their place.
+        """
         if field == "counts":
             return [self.read(field, row) for row in rows]
         column = self.cells(field, rows)
@@ -264,9 +272,11 @@ class ColumnMap:
         return values
 
     def _read_counts(self, value: Any, row: DataRow) -> RewardSums:
-        """The correct rollouts of each problem, from a list or its text, "[1, 0, 4]"; floats where
-        one is not whole (sums of graded rewards). InputError for anything else, and for numbers
-        outside 0 to the number of samples."""
+        """The correct rollouts of each problem, from a list or its text, "[1, 0, 4]".
+
+        Floats where one is not whole (sums of graded rewards). InputError for anything else, and
+        for numbers outside 0 to the number of samples.
+        """
         samples = self.read("samples", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
@@ -290,9 +300,12 @@ class ColumnMap:
 
 
 def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
-    """The user's --map options as field -> column or number: ["n=16,reward=val/acc",
-    "metric:ood=val/ood"] -> {"n": "16", "reward": "val/acc", "metric:ood": "val/ood"}. InputError
-    for another form, an unknown field, or a field given twice."""
+    """The user's --map options as field -> column or number.
+
+    ["n=16,reward=val/acc", "metric:ood=val/ood"] becomes {"n": "16", "reward": "val/acc",
+    "metric:ood": "val/ood"}. avg@4=COLUMN is short for metric:avg@4=COLUMN. InputError for another
+    form, an unknown field, or a field given twice.
+    """
     field_map: dict[str, str] = {}
     for option in map_options:
         # a comma within a column's name is no separator

@@ -21,9 +21,12 @@ _IMPORTER_WITH_DETECT = re.compile(r"^@importer\([^@]*\bdetect\s*=", re.MULTILIN
 
 
 def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
-    """The logs of one format below a folder, sorted by name: by the importer's `find_logs`,
-    otherwise the files that end in its suffixes or are detected as this format. The folder itself,
-    for an importer that has none of these. InputError where there is no log."""
+    """The logs of one format below a folder, sorted by name.
+
+    They are what the importer's `find_logs` finds, otherwise the files that end in its suffixes or
+    are detected as this format; the folder itself, for an importer that has none of these.
+    InputError where there is no log.
+    """
     traits = log_importer.traits
     if traits.find_logs is not None:
         return traits.find_logs(folder)
@@ -60,8 +63,10 @@ def _numbers_as_numbers(path: Path) -> list[int | str]:
 
 
 def detect_format(paths: Sequence[Path]) -> str:
-    """The name of the format that all these logs or folders have, recognized by their names and
-    first lines, such as "csv". InputError where none or several are recognized."""
+    """The name of the format that all these logs or folders have, such as "csv".
+
+    It is recognized by their names and first lines. InputError where none or several are.
+    """
     first_log_of_format: dict[str, Path] = {}
     for path in paths:
         for name in _formats(path):
@@ -92,9 +97,11 @@ def _own_importers() -> list[Importer]:
 
 
 def _user_importers() -> list[Importer]:
-    """The importers in the user's folders of plug-ins that can detect their format. Only files that
-    contain such an importer, by their text, are run. InputError where one has the name of an
-    importer of isojax's."""
+    """The importers in the user's folders of plug-ins that can detect their format.
+
+    Only files that contain such an importer, by their text, are run. InputError where one has the
+    name of an importer of isojax's.
+    """
     own_importers = {one.name: one for one in _own_importers()}
     names = []
     for folder in registry.plugin_folders():
@@ -111,8 +118,10 @@ def _user_importers() -> list[Importer]:
 
 
 def _formats(path: Path) -> set[str]:
-    """The formats that are recognized in a log, or in the logs below a folder; empty where none is.
-    The user's importers are tried before isojax's."""
+    """The names of the formats recognized in a log, or in the logs below a folder; may be empty.
+
+    The user's importers are tried before isojax's, which count only where no user's one does.
+    """
     user_importers = _user_importers()
     if path.is_dir():
         return _formats_of_folder(path, user_importers) or _formats_of_folder(
@@ -134,8 +143,11 @@ def _formats(path: Path) -> set[str]:
 
 
 def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
-    """The formats in a folder: those that have a file of a certain name there (folder_pattern),
-    otherwise those of any of its files."""
+    """The names of the formats in a folder.
+
+    Those that have a file of a certain name there (`folder_pattern`, such as "*tfevents*"),
+    otherwise those of any of its files.
+    """
     marked = [
         one
         for one in importers
@@ -152,14 +164,14 @@ def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
 
 
 def _formats_of_file(log: LogStart, importers: Iterable[Importer]) -> set[str]:
-    """The formats by which a file is detected, one in general; empty where none is known."""
+    """The names of the formats whose importers detect a file, mostly one; empty for none."""
     return _names_of_surest(
         [one for one in importers if one.traits.detect and one.traits.detect(log)]
     )
 
 
 def _names_of_surest(detected: Sequence[Importer]) -> set[str]:
-    """Without the general formats, if there is another."""
+    """The names of importers, without the general ones (such as csv) if there is another."""
     special = [one for one in detected if not one.traits.is_general]
     return {one.name for one in special or detected}
 

@@ -161,8 +161,11 @@ def _check_paths(paths: Sequence[Path]) -> None:
 def _read_tables(
     log: LogFiles, log_importer: Importer, whole_lines: bool, field_map: Mapping[str, str]
 ) -> list[LogTable]:
-    """The tables of all files of a log, by its format's importer. whole_lines: leave out a last
-    line that may be torn (`read_logs`). InputError where a file cannot be read."""
+    """The tables of all files of a log, by its format's importer.
+
+    whole_lines: leave out a last line that may be torn (`read_logs`). field_map: the user's --map.
+    InputError where a file cannot be read.
+    """
     traits = log_importer.traits
     read = log_importer
     if whole_lines and traits.read_growing is not None:
@@ -220,6 +223,8 @@ def _describe_unused_settings(tables: Sequence[LogTable], settings: RunSettings)
 
 @dataclass(frozen=True)
 class GatheredRuns:
+    """The runs of one log."""
+
     runs: list[LogRun]
     left_out: int  # runs that the user does not take
 
@@ -288,8 +293,11 @@ class _RemainingRuns(NamedTuple):
 def _leave_out_runs(
     mapped: MappedTable, known_columns: KnownColumns, takes_run: Callable[[str], bool] | None
 ) -> _RemainingRuns:
-    """The table without the rows of the runs that are not taken, and how many runs that leaves out.
-    A table of one named run is emptied where that run is not taken."""
+    """The table without the rows of the runs that are not taken, and how many runs these are.
+
+    takes_run: whether a run of this name is taken; None: all are. A table of one named run is
+    emptied where that run is not taken.
+    """
     table = mapped.table
     if takes_run is None:
         return _RemainingRuns(mapped, 0)
@@ -342,9 +350,11 @@ def check_output_folder(out: Path) -> None:
 
 @cycle_collection_paused()
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
-    """Write runs as ledgers below the folder `out`, and import.json with `manifest` (files, format,
-    map), the log of each cell, the notes and the skipped logs. InputError where the folder is not
-    empty or cannot be written; nothing is then written."""
+    """Write runs as ledgers below the folder `out`, and import.json, which says what they are of.
+
+    import.json has `manifest` (files, format, map), the log of each cell, the notes and the skipped
+    logs. InputError where the folder is not empty or cannot be written; nothing is then written.
+    """
     check_output_folder(out)
     with atomic_folder(out) as temp:
         for run in imported.runs:

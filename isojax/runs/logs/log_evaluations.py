@@ -47,9 +47,11 @@ class ReadRun:
 
 
 def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: str) -> ReadRun:
-    """The rows of one run as a record of its evaluations, with notes on what was left out. cell:
-    its B_p, n and seed; source: the log. InputError, with file and line, where the run cannot be
-    used."""
+    """The rows of one run as a record of its evaluations, with notes on what was left out.
+
+    cell: its B_p, n and seed; source: the log, as messages name it. InputError, with file and line,
+    where the run cannot be used.
+    """
     # All arrays and lists here have an entry for each step; `evaluated` are those with the main
     # validation metric.
     steps = join_steps(rows, column_map)
@@ -108,9 +110,11 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
 
 
 def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """The validation metrics of each evaluation, by their names in the ledger and scaled to [0, 1],
-    the main one first; also avg@k from counts. evaluated: indices of steps. InputError for a value
-    outside [0, 1]."""
+    """The validation metrics of each evaluation, such as {"avg@4": 0.25}, the main one first.
+
+    They have their names in the ledger, and are scaled to [0, 1]; avg@k may come from counts.
+    evaluated: indices of steps. InputError for a value outside [0, 1].
+    """
     column_map = steps.column_map
     scale = float(column_map.constants.get("scale", 1))
     metrics: list[dict[str, float]] = [{} for _ in evaluated]
@@ -147,7 +151,10 @@ def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
 
 
 def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]:
-    """At each evaluation; 0 where nothing says them."""
+    """The rollouts per validation problem at each evaluation; 0 where nothing says them.
+
+    evaluated: indices of steps.
+    """
     column_map = steps.column_map
     if "samples" not in column_map:
         match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
@@ -163,9 +170,11 @@ def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]
 
 
 def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
-    """The training metrics of each evaluation, by their names in the ledger: the means over the
-    steps since the evaluation before, in the order of the log's columns there. evaluated: indices
-    of steps."""
+    """The training metrics of each evaluation, by their names in the ledger.
+
+    They are means over the steps since the evaluation before; those that are logged first come
+    first. evaluated: indices of steps. A metric without a value since then is left out.
+    """
     fields = {
         steps.column_map.ledger_name(name): field
         for name, field in steps.fields.items()
@@ -193,8 +202,11 @@ def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
 def _require_rising_rollouts(
     steps: RunSteps, evaluated: Sequence[int], C: Sequence[int], cell: Cell
 ) -> None:
-    """InputError where C does not rise from one evaluation to the next, or where an evaluation is
-    within the first update. evaluated: indices of steps; C: rollouts so far, at each step."""
+    """InputError where C does not rise from one evaluation to the next.
+
+    Also where an evaluation is within the first update. evaluated: indices of steps; C: rollouts so
+    far, at each step.
+    """
     before = -1
     for step in evaluated:
         rollouts = C[step]
@@ -218,8 +230,11 @@ def _require_rising_rollouts(
 
 
 def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[str]:
-    """Notes on rows of the log that are of no use: training rows after the last evaluation, and
-    rows without any metric."""
+    """Notes on rows of the log that are of no use.
+
+    Those are training rows after the last evaluation, and rows without any metric. evaluated:
+    indices of steps.
+    """
     column_map = steps.column_map
     notes = []
     is_training_step = steps.any_known(filter(is_training, column_map.columns))
@@ -239,8 +254,10 @@ def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[s
 
 
 def _metrics_without_steps(steps: RunSteps) -> list[str]:
-    """A note for each training metric of the user's --map that has values only in rows without a
-    step, so that it is left out. The note suggests another column for the step."""
+    """A note for each mapped training metric that has values only in rows without a step.
+
+    It is left out; the note suggests another column for the step.
+    """
     column_map = steps.column_map
     table = column_map.table
     step_column = column_map.columns[column_map.clock_field]
@@ -270,8 +287,10 @@ def _metrics_without_steps(steps: RunSteps) -> list[str]:
 def _conflicting_rollouts(
     points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap
 ) -> list[str]:
-    """A note where a log has both rollouts and steps, and the rollouts are not steps x B_p x n; it
-    names the first such evaluation."""
+    """A note, or [], where a log's rollouts are not its steps x B_p x n.
+
+    It names the first such evaluation.
+    """
     if "rollouts" not in column_map or "step" not in column_map:
         return []
     for point in points:

@@ -20,7 +20,11 @@ from isojax.core.tabular import list_some
 from isojax.runs.logs.log_table import LogTable, RunSettings
 from isojax.runs.logs.typed_options import leave_out_option, map_option
 
+# Field -> the columns that a log format is known to have it in: {"step": ("step", "_step")}. Names
+# may be patterns, as "val/acc_*"; the first that a log has is taken.
 KnownColumns = Mapping[str, Sequence[str]]
+# The user's --map, field -> column, number or pattern: {"reward": "val/acc_*", "n": "n{}", "B":
+# "64"}. * stands for any text in a column's name, and {} for a number in the name of a run or file.
 FieldMap = Mapping[str, str]
 
 # What is beside runs: an index, the bounds and steps of W&B's export, times and epochs.
@@ -46,8 +50,10 @@ def split_run_columns(
     known_columns: KnownColumns,
     takes_run: Callable[[str], bool] | None = None,
 ) -> list[MappedTable]:
-    """One table for each run, where a table has a column for each run (`Step,n4-s0,n8-s0`); else
-    the table itself. Each table comes with the user's map as it holds for it.
+    """One table for each run, where a table has a column for each run; else the table itself.
+
+    Such a table has columns as Step, n4-s0, n8-s0. Each table comes with the user's map as it holds
+    for it.
 
     `field_map`: the user's --map, field to column, number or pattern; reward=* makes columns runs.
     `settings`: by run, what the user's --settings table gives. `known_columns`: by field, the
@@ -131,9 +137,12 @@ def _looks_like_number(value: Any) -> bool:
 def _describe_unread(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns, run_columns: set[str]
 ) -> str:
-    """A list for a note: the columns that a pattern matches, but that are read neither as runs nor
-    as another field, each with the reason ("epoch (an index or a time)"); "" for none.
-    `run_columns`: the columns that are runs."""
+    """A list for a note: columns that a pattern matches, but that are not read; "" for none.
+
+    That is neither as runs nor as another field; each has the reason: "epoch (an index or a time)".
+    pattern: of --map reward=PATTERN, such as "val/acc_*". field_map: the user's --map. known: the
+    format's columns, by field. run_columns: the columns that are runs.
+    """
     template = _pattern(pattern)
     read_columns = run_columns | _names_of_fields(field_map, known)
     reasons = []
@@ -145,6 +154,8 @@ def _describe_unread(
             # W&B's bounds of a curve that is a run; or what follows a line's last delimiter
             continue
 
+        # A matching column with numbers would be a run, but for names as of an index or a time
+        # (_NO_RUN), which `number_columns` leaves out.
         if _holds_numbers(table, name):
             reason = "an index or a time"
         else:
@@ -154,6 +165,7 @@ def _describe_unread(
 
 
 def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
+    """A note that columns are read as runs, and which other columns of numbers are not."""
     without = ""
     if other_columns:
         without = f", without {list_some(other_columns)}, which --settings does not name"
@@ -163,14 +175,17 @@ def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> s
 def _steps_in_first_column(
     table: LogTable, field_map: FieldMap, known: KnownColumns
 ) -> dict[str, str]:
-    """{"step": COLUMN} where the table's first column counts updates by its name ("Update"), and
-    no column is known or mapped as the step or the rollouts; else {}."""
+    """{"step": COLUMN} where the table's first column counts updates by its name; else {}.
+
+    Such a name is "Update". {} also where a column is known or mapped as the step or the rollouts.
+    """
     first = next(iter(table.columns), "")
     counts = re.search(r"(?i)step|update|iter", first) is not None
     return {"step": first} if counts and not _has_steps(table, field_map, known) else {}
 
 
 def _has_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> bool:
+    """Whether a column is the step or the rollouts, by the user's map or by a known name."""
     clock_names = {name for field in ("step", "rollouts") for name in known.get(field, ())}
     return bool({"step", "rollouts"} & {*field_map} or clock_names & {*table.columns})
 
@@ -194,7 +209,10 @@ def _match_columns(
     table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns
 ) -> dict[str, str]:
     """Column -> name of its run, for columns that a pattern matches and that are no other field.
-    The name is what the pattern's * stands for: n8 for val/acc_n8 with the pattern val/acc_*."""
+
+    The name is what the pattern's * stands for: "n8" of the column "val/acc_n8" with the pattern
+    "val/acc_*"; of several * their texts joined by "-"; the column's name where that is empty.
+    """
     template = _pattern(pattern)
     run_of_column = {}
     for name in number_columns(table, field_map, known):
@@ -204,6 +222,7 @@ def _match_columns(
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
+    """An expression with a group for each * of a pattern such as "val/acc_*"."""
     return re.compile(re.escape(pattern).replace(r"\*", "(.*)"))
 
 
@@ -217,15 +236,18 @@ def number_columns(table: LogTable, field_map: FieldMap, known: KnownColumns) ->
 
 
 def _columns_of_no_field(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
+    """The columns that may be runs: no field, setting of the config, index or time by its name."""
     fields = _names_of_fields(field_map, known)
     columns = [name for name in table.columns if name not in fields and name not in table.config]
     return [name for name in columns if not _NO_RUN.fullmatch(name.strip())]
 
 
 def _names_of_fields(field_map: FieldMap, known: KnownColumns) -> set[str]:
-    """The columns that are a field, but for the reward, by a known name or by the map. A number of
-    the map stands for itself, also where a run is called so: B_p=8 beside the columns 4, 8 and
-    16."""
+    """The names of columns that are a field other than the reward, by a known name or by the map.
+
+    A number of the map stands for itself, also where a run is called so: B_p=8 in a table with the
+    columns 4, 8 and 16.
+    """
     fields = {name for field, names in known.items() if field != "reward" for name in names}
     return fields | {
         text
@@ -235,15 +257,17 @@ def _names_of_fields(field_map: FieldMap, known: KnownColumns) -> set[str]:
 
 
 def _holds_numbers(table: LogTable, column: str) -> bool:
+    """Whether at least one cell of a column is a finite number."""
     return bool(np.isfinite(table.cells.column(column).numbers).any())
 
 
 def _columns_named_as_runs(
     table: LogTable, field_map: FieldMap, settings: RunSettings, known: KnownColumns
 ) -> dict[str, str]:
-    """Column -> name of its run (the same), where the user gave no pattern for the reward: the
-    columns that the --settings table names as runs, else all columns of numbers, if each has the
-    patterns of --map in its name (n{}: n4-s0, n8-s0).
+    """Column -> name of its run, which is the same, where the user gave no pattern for the reward.
+
+    That is the columns that the --settings table names as runs; else all columns of numbers, if
+    each has the patterns of --map in its name (n{}: n4-s0, n8-s0).
 
     Empty where the table's columns are no runs: it has a column of the reward or of run names, or
     its file's name has the pattern, so that it is the log of one run."""
@@ -272,6 +296,7 @@ def _columns_named_as_runs(
 
 
 def _known_metric(table: LogTable, known: KnownColumns) -> bool:
+    """Whether a column is the reward by a known name, patterns aside, or the only metric."""
     names = known.get("reward", ())
     return table.only_metric != "" or any(
         name in table.columns for name in names if "*" not in name
@@ -279,6 +304,10 @@ def _known_metric(table: LogTable, known: KnownColumns) -> bool:
 
 
 def _template(text: str) -> re.Pattern[str]:
+    """An expression for a pattern of --map such as "n{}", where {} stands for a number.
+
+    A pattern that begins with a letter begins where a word does: n{} is not found in gen4.
+    """
     before = "(?<![A-Za-z])" if text[0].isalpha() else ""
     return re.compile(before + re.escape(text).replace(r"\{\}", r"\d+", 1))
 
@@ -286,9 +315,11 @@ def _template(text: str) -> re.Pattern[str]:
 def _require_steps(
     table: LogTable, columns: Sequence[str], field_map: FieldMap, known: KnownColumns
 ) -> None:
-    """InputError where a table whose columns are runs has no column of steps. `columns`: those
-    that would be runs. Where they are numbers (0, 10, 20), the table probably has a row for each
-    run and a column for each step, and the message shows how to transpose it."""
+    """InputError where a table whose columns are runs has no column of steps.
+
+    columns: those that would be runs. Where they are numbers (0, 10, 20), the table probably has a
+    row for each run and a column for each step, and the message shows how to transpose it.
+    """
     if _has_steps(table, field_map, known):
         return
 
@@ -333,9 +364,11 @@ def _require_settings(
     settings: RunSettings,
     known: KnownColumns,
 ) -> None:
-    """InputError where nothing gives n and B_p of a run that is a column: neither the user's map,
-    nor the --settings table (`settings`, by run), nor a known column. The message shows what to
-    type, or the table to write."""
+    """InputError where nothing gives n and B_p of a run that is a column.
+
+    Neither the user's map does, nor the --settings table (`settings`, by run), nor a known column.
+    The message shows what to type, or the table to write. runs: the names of those that are taken.
+    """
     in_columns = {
         field for field, names in known.items() if any(name in table.columns for name in names)
     }
@@ -385,14 +418,17 @@ def _require_settings(
 
 
 def _leave_out_options(left_out: Sequence[str], runs: Sequence[str], table: LogTable) -> str:
+    """The options that leave some of the runs out, as one types them."""
     others = [table.source, *(run for run in runs if run not in left_out)]
     return " ".join(leave_out_option(run, others) for run in left_out)
 
 
 def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> str:
-    """What a user may type after --map for runs whose n or B_p are `missing`: "n=n{},B_p=32" where
-    most names hold n, as n8-s0 does (the others, as mean, may be no runs); "B_p=32" where only that
-    is missing; "" where most names hold no n."""
+    """What a user may type after --map for runs whose n or B_p are `missing`.
+
+    "n=n{},B_p=32" where most names hold n, as n8-s0 does (the others, as mean, may be no runs);
+    "B_p=32" where only that is missing; "" where n is missing and most names hold none.
+    """
     with_n = [run for run in runs if re.search(r"(?<![A-Za-z])n\d+(?!\d)", run)]
     if "n" in missing and 2 * len(with_n) <= len(runs):
         return ""
@@ -401,9 +437,11 @@ def map_of_names(runs: Sequence[str], missing: Sequence[str] = ("n", "B_p")) -> 
 
 
 def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: FieldMap) -> None:
-    """InputError where a pattern of --map (n=n{}) finds a number in the names of some runs and not
-    of others, as of a column "mean" among n4 and n8; the message shows how to leave those out. A
-    number in the log's path is good for all runs."""
+    """InputError where a pattern of --map (n=n{}) finds a number in the names of only some runs.
+
+    As where a column "mean" is among n4 and n8; the message shows how to leave it out. A number in
+    the log's path is good for all runs.
+    """
     for field, text in field_map.items():
         if "{}" not in text or field not in ("n", "B_p", "B", "seed"):
             continue
@@ -429,8 +467,11 @@ def _require_numbers_in_names(table: LogTable, runs: Sequence[str], field_map: F
 def _table_of_column(
     table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]
 ) -> LogTable:
-    """The table of one run out of a table whose columns are runs: the rows in which its column has
-    a value, now under the name `metric`, and the columns that are no runs (steps, times)."""
+    """The table of one run out of a table whose columns are runs.
+
+    It has the rows in which the run's column has a value, now under the name `metric`, and the
+    columns that are no runs (steps, times). run_by_column: of all runs of the table.
+    """
     cells = table.cells
     others = {name: cells.column(name) for name in cells.names if name not in run_by_column}
     rewards = cells.column(column)
