@@ -221,8 +221,8 @@ class Checker(AbstractContextManager["Checker"]):
         """Load the verifier and start the first process. num_workers: how many processes; None: one
         per core. weights: the weight of each score in the reward, by its name, such as {"math":
         0.9, "length": 0.1}; None: rewards are 1 for correct responses and 0 for others. InputError
-        where the verifier cannot be loaded. A verifier that is not isolated is called in this
-        process, and has no workers."""
+        where the verifier cannot be loaded. A verifier that is not isolated (VerifierTraits) is
+        called in this process, and has no workers."""
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         # Called, in any thread, with each of these.
         self.on_failure: FailureCallback = lambda kind, what_happened: None

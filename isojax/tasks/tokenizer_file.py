@@ -54,8 +54,8 @@ def read_as_written(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that tokenizer.json in `folder` defines. loaded: the one that transformers made
     of the folder, which is returned where both tokenize alike. A sentence is appended to `notes`
-    where they do not, and where other files name tokens that tokenizer.json lacks ("tokens beside
-    it"): these become tokens as well."""
+    where they do not, and where other files name tokens that tokenizer.json lacks: these become
+    tokens as well."""
     from tokenizers import Tokenizer
 
     as_written: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
