@@ -393,7 +393,8 @@ class GradientAccumulator:
             sums, (d_params, d_prefix), inputs, prefix, base_prefix, shard_batch, block
         )
 
-        # Backward through the prompts.
+        # Backward through the prompts, of gradients in the precision that the prefix has. The loss
+        # has the prompts' load-balancing term as it is, so that the gradient of that is 1.
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
         d_balance = jax.tree.map(jnp.ones_like, balance)
         pullback.with_refs(d_params)((d_prefix, d_balance))

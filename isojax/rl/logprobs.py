@@ -460,6 +460,8 @@ def _gradient_over_blocks(
         of_states = [sum_by_prompt(cotangent[:, 0]), cotangent[:, 1:].reshape(-1)]
         return jnp.concatenate(of_states)[:, None] / blocks.temperature
 
+    # f32[m 1] of first tokens alone, for [v = y]; [r 1] by state, of a prompt's the sum over its
+    # responses, for p_v.
     d_first_logps = d_token_logps[:, :1] / blocks.temperature
     d_logps = by_state(d_token_logps)
     d_entropy = by_state(d_token_entropies)

@@ -47,7 +47,8 @@ MetricSums = dict[str, Any]
 
 class Coefficients(NamedTuple):
     """The coefficients of a recipe, each a traced float32 scalar, so that another value compiles
-    nothing."""
+    nothing. They have the names of settings of `cell.rl`; critic_*, gamma and gae_lambda are of
+    `cell.rl.critic`."""
 
     clip: ArrayLike
     clip_high: ArrayLike

@@ -27,6 +27,7 @@ class LlamaCppPython(Dialect):
             "max_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
+            # By default these three would cut the distribution, or change it.
             "top_k": 0,
             "min_p": 0.0,
             "repeat_penalty": 1.0,
