@@ -146,7 +146,8 @@ def _first_stable(cells: list[MeasuredCell]) -> MeasuredCell:
 
 
 def _batch_table(recommendation: Recommendation) -> TextTable | None:
-    """What the B_p of the recommended n take in time; None where fewer than two have clocks."""
+    """The table of what each measured B_p of the recommended n takes in time, a row each; None
+    where fewer than two of them have times, as there is nothing to choose."""
     n = recommendation.allocation.n
     cells = [
         cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None

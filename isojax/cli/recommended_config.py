@@ -56,7 +56,11 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> E
 
 
 def _check_templates(exporter: Exporter) -> None:
-    """InputError where a command of the exporter has a placeholder that isojax does not fill in."""
+    """InputError where a command of the exporter has a placeholder that isojax does not fill in.
+
+    The commands are "how_to_run" and "how_to_go_on" of its traits, such as "isojax train
+    {file}"; an exporter may be the user's. They are tried with a path that stands for any.
+    """
     traits = exporter.traits
     for name, template in (
         ("how_to_run", traits.how_to_run),

@@ -187,6 +187,10 @@ class CellTrainer:
     outputs: CellOutputs
 
     def __post_init__(self) -> None:
+        """Begins where `opened` is, with its state and cursor, which are the trainer's from now on.
+
+        InputError for a hook that cannot be used.
+        """
         opened = self.opened
         self.state = opened.state
         self.cursor = opened.cursor
@@ -195,6 +199,7 @@ class CellTrainer:
 
         self.hook = load_hook(self.config.run.on_update)
         self.problem_by_id = {problem.id: problem for problem in opened.problems.problems}
+        # Whole on every device, so that process 0 can read all rollouts (`_report_update`).
         self.replicate = jax.jit(
             lambda rollouts: rollouts, out_shardings=replicated(self.programs.mesh)
         )

@@ -108,6 +108,7 @@ class SweepPrograms:
             prefill_batch=sweep.prefill_batch,
             slots_per_prefix=sweep.slots_per_prefix or 1,
         )
+        # From here on methods of the half-built object are called: they read the fields above.
         self.policy_servers = self._open_servers(rollouts)
 
         # Training.

@@ -128,7 +128,11 @@ def _cost(cell: QuotedCell, price: float | None) -> float | None:
 
 
 def _cost_table(quoted: Quote, price: float | None) -> TextTable:
-    """A row for each n; hours where any cell has times, and money where a price is given, too."""
+    """The table of what each n takes to reach the reward, a row each.
+
+    With hours where any cell has times, and with money too where a price (of a device hour) is
+    given. A star marks the n that takes the fewest rollouts, if it reaches the reward at all.
+    """
     has_times = any(cell.hours is not None for cell in quoted.cells)
     has_costs = has_times and price is not None
     columns = ["n", "B_p", "M", "rollouts", "interval", "P(never)"]

@@ -91,10 +91,12 @@ def _spend_config(config: Config, words: Sequence[str]) -> Config:
 
 
 def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
-    """For every n the learning rate that the config's scaling gives the middle B.
+    """The config with one learning rate for every n: what its scaling gives the middle B.
 
-    An update of a larger n then has less noise, and not a larger step, so that n can be changed on
-    the way. Where a word of the command sets cell.rl.lr_scaling, that decides.
+    B = B_p n is the rollouts of an update; the middle one is the geometric mean of the smallest and
+    the largest. An update of a larger n then has less noise, and not a larger step, so that n can
+    be changed on the way. Where a word of the command sets cell.rl.lr_scaling, that decides, and
+    the config stays as it is.
     """
     rl = config.cell.rl
     sweep = config.sweep

@@ -135,7 +135,7 @@ def deciding_settings(cell: CellConfig, rollouts: str, evaluations: str) -> dict
 def config_hash(
     cell: CellConfig, rollouts: str = LOCAL_ROLLOUTS, evaluations: str = LOCAL_ROLLOUTS
 ) -> str:
-    """12 hex digits that name the settings deciding a cell's result.
+    """12 hex digits that name the settings deciding a cell's result, such as "3f2a91c07b5e".
 
     `rollouts`, `evaluations`: the engines that sample them. Only settings off their defaults count,
     so that a new setting changes the hash of no run that exists; and HASH_VERSION, for the day on

@@ -43,8 +43,10 @@ class UpdateReport:
 
 
 def load_hook(name: str | None) -> Plugin | None:
-    """The hook that `run.on_update` names; InputError where there is none, or it does not take one
-    report."""
+    """The hook that `run.on_update` names, such as "save_rollouts" or "mine.py"; None for None.
+
+    InputError where there is none of that name, or it cannot be called with one argument.
+    """
     if name is None:
         return None
     try:
@@ -65,7 +67,7 @@ def load_hook(name: str | None) -> Plugin | None:
 
 
 def call_hook(hook: Plugin, report: UpdateReport) -> None:
-    """InputError with the place in the hook's own code where it raises."""
+    """Call a hook; InputError, with the place in the hook's code, for whatever it raises."""
     try:
         hook(report)
     except Exception as e:  # whatever a user's own function raises

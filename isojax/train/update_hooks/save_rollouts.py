@@ -10,6 +10,11 @@ from isojax.train.update_hooks import UpdateReport, update_hook
 
 @update_hook
 def save_rollouts(report: UpdateReport) -> None:
+    """Append the update's B_p n rollouts to `rollouts.jsonl`, one JSON object a line.
+
+    "problem" is the problem's id, "rollout" which of its n this is, from 0; "response" is text, and
+    "tokens" its number of tokens.
+    """
     n = report.cell.n
     rewards = report.rewards.tolist()
     lines = []
