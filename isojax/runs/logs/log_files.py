@@ -46,7 +46,7 @@ class LogStart:
         return self.path.name.removesuffix(".gz")
 
     def ends_in(self, suffixes: Sequence[str]) -> bool:
-        """Whether its name does, in small or in capital letters, packed or not."""
+        """Whether its name ends in one of these, such as ".csv", whatever its case, or with .gz."""
         return self.path.name.lower().removesuffix(".gz").endswith(tuple(suffixes))
 
     def lines(self) -> Iterator[str]:

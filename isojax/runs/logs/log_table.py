@@ -122,9 +122,11 @@ class LogTable:
         return RowTable.of(self.rows)
 
     def is_unlogged(self, cells: Column) -> Mask:
-        """bool[rows]: where one of its columns has no value. In its own log, a trainer writes NaN
-        where a value was not finite; in a table that people exported, it says that there was
-        none."""
+        """bool[rows]: where one of its columns (`cells`) has no value.
+
+        In a trainer's log NaN is a value that was not finite; in a table that people exported
+        (`is_export`), it says that there was none.
+        """
         return cells.is_missing if self.is_export else cells.is_blank
 
     @cached_property
@@ -156,8 +158,10 @@ BINARY_STARTS = {
 
 
 def check_log_file(path: Path) -> None:
-    """InputError where a log is a folder, an empty file, or a binary or packed file that no
-    importer reads; the message names what it is."""
+    """InputError where a log is a folder, an empty file, or a binary file that no importer reads.
+
+    Packed files but .gz are such too. The message names what the file is.
+    """
     if path.is_dir():
         raise InputError(
             where=path,
@@ -191,9 +195,11 @@ class LogObjects(NamedTuple):
 
 
 def read_log_objects(path: Path) -> LogObjects:
-    """The objects of a JSON file as rows: one on each line, in one list, or in pandas's object of
-    columns. A last line that is torn is left out, with a note. InputError as `read_objects`, also
-    while the rows are read."""
+    """The objects of a JSON file as rows: one on each line, in one list, or in pandas's columns.
+
+    A last line that is torn is left out, with a note. InputError as `read_objects`, also while the
+    rows are read.
+    """
     check_log_file(path)
     text = read_text(path)
     if re.match(r"\s*\[\s*\{", text):
@@ -221,8 +227,11 @@ def read_log_objects(path: Path) -> LogObjects:
 
 
 def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
-    """The rows of a data frame as pandas writes it: one object of columns, each an object of cells
-    by row, {"step": {"0": 1, "1": 2}, ...}. [] where the text is anything else."""
+    """The rows of a data frame as pandas writes it: {"step": {"0": 1, "1": 2}, ...}.
+
+    That is one object of columns, each an object of cells by row. [] where the text is anything
+    else.
+    """
     try:
         frame = parse_json(text, path)
     except InputError:  # of several objects, one on a line
@@ -269,8 +278,10 @@ def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
 
 def read_settings(path: Path) -> RunSettings:
     """The user's table of settings: run -> field -> number as text, {"run-a": {"n": "16"}}.
+
     InputError where it lacks the column run, has a column that is no setting, or a run is empty or
-    there twice."""
+    there twice.
+    """
     table = read_table(path)
     require_column(table, "run")
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
@@ -303,8 +314,11 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
-    """The name under which the user's table of settings has a run: the run's name or id, the log's
-    path, file name or stem, or a folder above it; None where it has none of these."""
+    """The name under which the user's table of settings has a run; None where it has none.
+
+    It may be the run's name or id, the log's path, file name or stem, or a folder above it, in this
+    order.
+    """
     path = Path(table.source)
     stem = path.name.removesuffix(".gz")
     names = [
@@ -320,8 +334,10 @@ def name_in_settings(table: LogTable, settings: RunSettings) -> str | None:
 
 
 def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
-    """The settings of a run in the user's table, field -> number as text; {} without a table.
-    InputError where the table has no row for the run."""
+    """The settings of a run in the user's table, such as {"n": "16"}; {} without a table.
+
+    InputError where the table has no row for the run.
+    """
     if not settings:
         return {}
     name = name_in_settings(table, settings)

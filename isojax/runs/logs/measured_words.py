@@ -57,9 +57,11 @@ _SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits o
 
 
 def words_of_source(text: str) -> frozenset[str]:
-    """The words in a path or a name that tell what was measured, in small letters: {"val",
-    "pass4"} for "val/pass@4". They must be whole words: `trainer`, `constrained` and `Qwen2.5-Math`
-    have none."""
+    """The words in a path or a name that tell what was measured, in small letters.
+
+    {"val", "pass4"} for "val/pass@4". They must be whole words: `trainer`, `constrained` and
+    `Qwen2.5-Math` have none.
+    """
     # "pass@4", "mean_at_8", "aime 2025" and "level_5" become one word with its number.
     for pattern in (_METRIC_AT_K, _NUMBERED_SET, _NUMBERED_SUBSET):
         text = pattern.sub(r" \1\2 ", text)
@@ -79,16 +81,21 @@ def words_of_source(text: str) -> frozenset[str]:
 
 
 def other_words(texts: Sequence[str]) -> list[str]:
-    """The words, and sizes of models such as 7B, in which names of runs differ, but for those that
-    count seeds."""
+    """The words in which names of runs differ, sorted, but for those that count seeds.
+
+    Sizes of models, such as 7b, are such words too. texts: one or more names.
+    """
     parts = [{part.lower() for part in _WORD_OR_SIZE.findall(text)} - SEED_WORDS for text in texts]
     return sorted(set[str]().union(*parts) - set.intersection(*parts))
 
 
 def other_settings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The settings in which the names of runs differ, with their values: {"lr": ["1e-5", "2e-5"]}
-    for "a-lr1e-5" and "a-lr2e-5". Words that count seeds are left out. A word that is no known
-    setting counts only with decimals or powers of ten, since an id may have any digits."""
+    """The settings in which the names of runs differ, with their values.
+
+    {"lr": ["1e-5", "2e-5"]} for "a-lr1e-5" and "a-lr2e-5". Words that count seeds are left out. A
+    word that is no known setting counts only with decimals or powers of ten, since an id may have
+    any digits.
+    """
     values_of_word: dict[str, set[str]] = defaultdict(set)
     for text in texts:
         for word, value in _WORD_WITH_NUMBER.findall(text):
@@ -106,7 +113,6 @@ def other_settings(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_of_training(text: str) -> bool:
-    """Whether a name says that something was measured in training, and not on held-out problems:
-    acc_train."""
+    """Whether a name, such as acc_train, says that something was measured in training alone."""
     words = words_of_source(text)
     return bool(words & TRAINING) and not words & HELD_OUT

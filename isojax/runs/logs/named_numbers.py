@@ -14,8 +14,10 @@ _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")
 
 
 def number_in_names(field: str, text: str, table: LogTable) -> int:
-    """The number that a name has where a pattern of --map has {}: `field` "n" with `text` "n{}" is
-    8 for a run or log called run-n8.jsonl. InputError where there is none, or more than one.
+    """The number that the name of a run or log has where a pattern of --map has {}.
+
+    8 for a log called run-n8.jsonl, with `field` "n" and `text` "n{}". InputError where there is
+    none, or more than one.
 
     It is looked for in the name of the table's run, then in the name of its file, then in the path
     of the file (8 in runs/n8/log.jsonl). The path is not tried where a longer word of the names
@@ -53,9 +55,11 @@ def _refuse_names(
     field: str, text: str, table: LogTable, numbers: list[str], name: str
 ) -> NoReturn:
     """InputError where a pattern of --map (`text`, for `field`) finds no number, or several.
-    `numbers`: those that it finds; `name`: the name of the run or file, where the number was
-    expected. The message lists the words of that name that end in a number ("gen4"), so that the
-    user can correct the pattern."""
+
+    numbers: those that it finds; name: the name of the run or file, where the number was expected.
+    The message lists the words of that name that end in a number ("gen4"), so that the user can
+    correct the pattern.
+    """
     words = re.findall(r"[A-Za-z]+[=: ]*\d+", name)
     elsewhere = ", ".join(words) or "no word with a number"
     numbers_text = ", ".join(numbers) or "no number"

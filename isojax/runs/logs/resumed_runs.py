@@ -49,8 +49,10 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> NotedRuns:
 
 
 def _identity(run: LogRun, on_request: bool) -> object:
-    """A key that is the same for all logs of one run, such as its id; None for a log that is a run
-    by itself."""
+    """A key that is the same for all logs of one run, such as its id; None for a run in one log.
+
+    on_request: whether --resumed was given, by which names and seeds count too.
+    """
     table = run.column_map.table
     if table.run_id or not on_request:
         return table.run_id or None
@@ -63,9 +65,12 @@ def _identity(run: LogRun, on_request: bool) -> object:
 
 
 def _join(parts: Sequence[LogRun]) -> LogRun:
-    """The last of a resumed run's logs, with the settings and columns of all of them, and their
-    paths as its `parts`. InputError where two logs have different B_p, n or columns for a field.
-    `parts`: by the time they were started; their rows are joined by `_keep_latest`."""
+    """The last of a resumed run's logs, with the settings and columns of all of them.
+
+    Its `parts` are the paths of the logs; its rows are those of the last log, which the caller
+    replaces by those of `_keep_latest`. parts: by the time they were started. InputError where two
+    logs have different B_p, n or columns for a field.
+    """
     for a, b in pairwise(parts):
         different = []
         if a.B_p != b.B_p:
@@ -188,9 +193,12 @@ def _starts_over(latest: Sequence[_ClockedRow], clock: int) -> bool:
 def _goes_back(
     latest: Sequence[_ClockedRow], clock: int, row: DataRow, column_map: ColumnMap
 ) -> bool:
-    """Whether a row is from after a restart: its clock (`clock`: its step or rollouts) is below
-    that of the last row of `latest`, or it has a column that another row of its step also has. Two
-    rows of one step with different columns, as a training row and an evaluation, are no sign."""
+    """Whether a row is from after a restart.
+
+    It is where its clock (its step or rollouts) is below that of the last row of `latest`, or it
+    has a column that another row of its step also has. Two rows of one step with different columns,
+    as a training row and an evaluation, are no sign. latest: one or more rows.
+    """
     if clock < latest[-1].clock:
         return True
 

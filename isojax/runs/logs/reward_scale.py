@@ -18,9 +18,10 @@ PERCENT = 0.01
 
 
 def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
-    """The runs, each with the scale of its rewards where the user gave --map scale=auto: 0.01 for
-    a run whose rewards are percent. The notes name those runs, and doubt a scale of 0.01 that
-    seems wrong.
+    """The runs, each with the scale of its rewards where the user gave --map scale=auto.
+
+    That is 0.01 for a run whose rewards are percent. The notes name those runs, and doubt a scale
+    of 0.01 that seems wrong.
 
     InputError where the rewards of some runs are percent and those of others are in [0, 1], but
     all would get the same scale, or none; runs with a scale from the user's table are left out of
@@ -52,8 +53,10 @@ def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
-    """InputError where some runs' rewards are percent and others' are in [0, 1]. `runs`: those
-    that would all get the same scale; the message shows the first run of each kind."""
+    """InputError where some runs' rewards are percent and others' are in [0, 1].
+
+    runs: those that would all get the same scale; the message shows the first run of each kind.
+    """
     percent_run = next((run for run in runs if _is_percent(_rewards(run))), None)
     # Rewards that are all 0 are the same in percent.
     fraction_run = next(
@@ -80,15 +83,17 @@ def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
 
 
 def _rewards(run: LogRun) -> NDArray[np.float64]:
-    """The finite numbers of the metric that is fitted, as they are logged."""
+    """f64[rewards]: the finite numbers of the metric that is fitted, as they are logged."""
     column = run.column_map.columns[run.column_map.main_metric]
     rewards = run.rows.column(column).numbers
     return rewards[np.isfinite(rewards)]
 
 
 def _is_percent(rewards: NDArray[np.float64]) -> bool:
-    """Whether most rewards above 0 exceed 1, and none 100; a single one that does is a mistake of
-    its row."""
+    """Whether most rewards above 0 exceed 1, and none 100.
+
+    A single one that exceeds 1 is a mistake of its row. rewards: f64[any], all finite.
+    """
     positive = rewards[rewards > 0]
     if len(positive) == 0:
         return False

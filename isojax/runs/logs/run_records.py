@@ -35,9 +35,9 @@ class ImportedRuns:
 
 
 def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:
-    """The runs of logs as records to fit, sorted by cell, each with a seed, and notes of what was
-    assumed or left out.
+    """The runs of logs as records to fit, sorted by cell (B_p, n and seed), and notes.
 
+    The notes say what was assumed or left out.
     Runs of one (B_p, n) without a seed get 0, 1, ... in order, and so do runs in separate logs that
     all state the same seed. A run that cannot be used is skipped if the user named only a folder
     (`may_be_skipped`), else it is an InputError for all. `refusals`: those of logs that were
@@ -104,7 +104,10 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
 
 
 def _describe_unlogged(unlogged_of_runs: Sequence[Counter[UnloggedCells]]) -> Iterator[str]:
-    """A sentence for all runs of a log, and not one for each."""
+    """A sentence about each kind of unlogged cell, for all runs of a log together.
+
+    unlogged_of_runs: for each run, at how many steps it has which cells.
+    """
     for cells, step_count in sum(unlogged_of_runs, Counter()).items():
         run_count = sum(cells in unlogged for unlogged in unlogged_of_runs)
         of_runs = f" of {run_count} runs" if run_count > 1 else ""
@@ -120,9 +123,11 @@ class _Metric(NamedTuple):
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
-    """InputError where the runs have different validation metrics, by what the ledger calls them
-    or, for a plain reward, by its column: their curves cannot be compared. The message names the
-    first run of each."""
+    """InputError where the runs have different validation metrics: their curves cannot be compared.
+
+    Metrics differ by what the ledger calls them or, for a plain reward, by its column. The message
+    names the first run of each.
+    """
     run_of_metric: dict[_Metric, LogRun] = {}
     for run in reversed(runs):
         field = run.column_map.main_metric
@@ -146,7 +151,7 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
 
 
 def _assign_seeds(runs: Sequence[LogRun]) -> NotedRuns:
-    """The runs in their order, each with a seed, and notes where the seeds had to be numbered."""
+    """The runs in their order, each with a seed, and notes where seeds had to be numbered."""
     indices_of_setting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, run in enumerate(runs):
         indices_of_setting[run.B_p, run.n].append(i)
@@ -162,8 +167,10 @@ def _assign_seeds(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
-    """The runs of one (B_p, n), in their order, each with a different seed, and notes where seeds
-    had to be numbered. InputError where the logs give two runs one seed."""
+    """The runs of one (B_p, n), in their order, each with a different seed, and notes.
+
+    The notes say where seeds had to be numbered. InputError where the logs give two runs one seed.
+    """
     # A seed that several logs of one run each repeat is a trainer's default, which does not
     # distinguish them.
     seed_counts = Counter(run.seed for run in runs)
@@ -193,15 +200,19 @@ def _number_seeds(runs: Sequence[LogRun]) -> NotedRuns:
 
 
 def _may_be_default(run: LogRun) -> bool:
-    """Whether a run's seed may be a trainer's default that nobody set: it stands in the settings of
-    a log of one run, and no --map names it."""
+    """Whether a run's seed may be a trainer's default that nobody set.
+
+    It may where it is in a log of one run, and no --map names it.
+    """
     return run.column_map.table.one_run and "seed" in run.column_map.detected
 
 
 def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
-    """Sentences for notes on runs of one (B_p, n) whose seeds were numbered: which run has which,
-    and each sign that they differ in more than the seed, so that they should not count as repeated
-    measurements of one setting."""
+    """Sentences for notes on runs of one (B_p, n) whose seeds were numbered.
+
+    Which run has which seed, and each sign that they differ in more than the seed, so that they
+    should not count as repeated measurements of one setting.
+    """
     B_p, n = runs[0].B_p, runs[0].n
     numbering = ", ".join(f"{run.label} is {run.seed}" for run in runs)
     yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
@@ -230,9 +241,11 @@ def _describe_numbering(runs: Sequence[LogRun]) -> Iterator[str]:
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:
-    """InputError where two records hold the same run: counted as two seeds, it would make every
-    confidence interval too narrow. One may end before the other, as a log that was copied while
-    the run went on."""
+    """InputError where two records hold the same run.
+
+    Counted as two seeds, it would make every confidence interval too narrow. One may end before the
+    other, as a log that was copied while the run went on.
+    """
     # Comparing each with each takes too long for thousands of runs; copies begin alike.
     runs_by_start: dict[object, list[RunRecord]] = defaultdict(list)
     for run in runs:

@@ -93,8 +93,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
 
 
 def describe_rows_without_metric(column_map: ColumnMap) -> str:
-    """A note on the rows of a table that have its step, and nothing that was measured at it; "" for
-    none."""
+    """A note on the rows of a table with a step and nothing measured at it; "" for none."""
     rows = column_map.table.cells
     clock_field = column_map.clock_field
     has_step = ~column_map.is_unlogged(clock_field, rows)
@@ -108,7 +107,7 @@ def describe_rows_without_metric(column_map: ColumnMap) -> str:
 
 
 def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
-    """bool[rows]: where a row has one of these columns, if only a blank cell of it."""
+    """bool[rows]: where a row has a cell of one of these columns, even a blank one."""
     has_any = np.zeros(len(rows), np.bool_)
     for column in columns:
         has_any |= rows.column(column).is_present
@@ -116,9 +115,12 @@ def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
 
 
 def _rows_of_runs(column_map: ColumnMap) -> RowTable:
-    """The rows of a log that belong to a run: they have all settings that are columns (n, B_p,
-    seed, ...) and some value that was logged at a step. Left out are rows with neither a validation
-    metric nor the step: training rows whose steps are in another column."""
+    """The rows of a log that belong to a run.
+
+    They have all settings that are columns (n, B_p, seed, ...) and some value that was logged at a
+    step. Left out are rows with neither a validation metric nor the step: training rows whose steps
+    are in another column.
+    """
     rows = column_map.table.cells
     needed = [
         name for name in column_map.columns if is_validation(name) or name == column_map.clock_field
@@ -144,11 +146,13 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
 
 
 def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
-    """InputError where a run's rows are two curves, by a column of texts that the import does not
-    read, such as `split` with train and val. They are two curves if the column's values alternate
-    (and its name is that of such a column), or come one after another, the steps beginning again
-    with the second. `is_only_run`: each curve may then be meant as a run, which the message
-    offers."""
+    """InputError where a run's rows are two curves, by a column such as `split` (train, val).
+
+    Such a column has texts, and the import does not read it. Rows are two curves if its values
+    alternate (and its name is that of such a column), or come one after another, the steps
+    beginning again with the second. is_only_run: whether it is the only run of the log, so that
+    each curve may be meant as a run, which the message offers.
+    """
     column_map = run.column_map
     if column_map.table.one_run:
         return  # a trainer's log has a column for each curve
@@ -194,14 +198,21 @@ def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
 
 
 def _is_held_out(column: str, kind: str) -> bool:
+    """Whether a value of a column says that its rows are of held-out problems.
+
+    As "val" of the column split, "True" of is_val, and "False" of is_train.
+    """
     if _SAYS_WHETHER.fullmatch(column):
         return (kind.lower() in ("true", "1")) != ("train" in column.lower())
     return bool(words_of_source(kind) & HELD_OUT)
 
 
 def _are_measurements(column: str, kinds: Sequence[str]) -> bool:
-    """Whether the words of a column differ in what was measured: train or val, gsm8k or aime. Where
-    others differ, as the phases of a run, its steps may fall because it was resumed."""
+    """Whether the values of a column differ in what was measured: train or val, gsm8k or aime.
+
+    Where others differ, as the phases of a run, its steps may fall because it was resumed. kinds:
+    the column's different values; only the first _MOST_KINDS are looked at.
+    """
     if _SAYS_WHETHER.fullmatch(column) and len(kinds) > 1:
         return True
     measured = TRAINING | HELD_OUT | BENCHMARKS
@@ -209,8 +220,11 @@ def _are_measurements(column: str, kinds: Sequence[str]) -> bool:
 
 
 def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
-    """The rows of a run by their steps where these rise in each metric, and a file has one metric
-    after another."""
+    """The rows of a run sorted by step, where a file has one metric after another.
+
+    That is where steps fall in the file, and rise within each metric's rows; else the rows stay as
+    they are.
+    """
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     if (np.diff(clocks) >= 0).all():
         return rows
@@ -222,9 +236,11 @@ def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
 
 
 def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
-    """The setting (B_p, n, seed) of each row; B_p is computed as B / n where only B, the rollouts
-    of an update, is logged. The seed is None where no column has it. InputError where a row lacks
-    one of them, or where B is not B_p n."""
+    """The setting (B_p, n, seed) of each row, in the order of the rows.
+
+    B_p is computed as B / n where only B, the rollouts of an update, is logged. The seed is None
+    where no column has it. InputError where a row lacks one of them, or where B is not B_p n.
+    """
     ns = column_map.read_all("n", rows)
     seeds = column_map.read_all("seed", rows) if "seed" in column_map else [None] * len(rows)
     Bs = column_map.read_all("B", rows) if "B" in column_map else []
@@ -252,10 +268,13 @@ def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
 def _reject_mixed_settings(
     rows: RowTable, first_rows: Sequence[int], settings: Sequence[_Settings], column_map: ColumnMap
 ) -> None:
-    """InputError where the setting changes while the steps go on rising: that is one run whose
-    settings are wrong, as several runs would each begin at their first step. Either the steps rise
-    in the whole log, or one setting stands between rows of another with no fall on either side.
-    `first_rows`: for each row, the index of the first row of its run."""
+    """InputError where the setting changes while the steps go on rising.
+
+    That is one run whose settings are wrong, as several runs would each begin at their first step.
+    Either the steps rise in the whole log, or one setting is between rows of another with no fall
+    on either side. first_rows, settings: for each row, the index of the first row of its run, and
+    its setting.
+    """
     clock_field = column_map.clock_field
     clocks = column_map.read_all(clock_field, rows)
     rises = [before < after for before, after in pairwise(clocks)]  # from each row to the next

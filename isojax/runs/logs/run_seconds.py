@@ -29,8 +29,9 @@ _MAX_SHARE_OF_FALLS = 1 / 3
 
 
 def check_durations(seconds: Sequence[float], cell: str) -> str:
-    """A note ("" for none) where a column that was mapped as the seconds of each step may hold the
-    seconds since the start, as it rises at every step; InputError where it surely does.
+    """A note ("" for none) where seconds of each step may be seconds since the start.
+
+    They may where the column rises at every step; InputError where it surely is so.
 
     `seconds`: the column's values, in the order of the steps; `cell`: the place and name of the
     first, as "runs.csv, line 2: step_seconds", for the message."""
@@ -65,9 +66,10 @@ class NotedSeconds(NamedTuple):
 def seconds_so_far(
     clocks: Sequence[int], logged: Sequence[float | None], cell: str
 ) -> NotedSeconds:
-    """The seconds from a run's start to each of its steps, from a column of seconds since the
-    start, or of Unix times, which then count from the first of them; between known values they are
-    interpolated. Empty where fewer than two are known.
+    """The seconds from a run's start to each of its steps, and notes.
+
+    They are from a column of seconds since the start, or of Unix times, which then count from the
+    first of them; between known values they are interpolated. Empty where fewer than two are known.
 
     `clocks`: each step's number; `logged`: the column at each step, None where it has no value;
     `cell`: the place and name of its first value, for messages. Where the values fall, the process
@@ -112,7 +114,11 @@ def seconds_so_far(
 
 
 def _describe_pause(increments: np.ndarray, clocks: np.ndarray, cell: str) -> str:
-    """Where much more time than usual passed between two rows; "" where it did not."""
+    """A sentence where much more time than usual passed between two rows; "" where it did not.
+
+    clocks: f64[known], the steps whose time is known; increments: f64[known - 1], the seconds from
+    each to the next.
+    """
     usual = np.median(increments)
     longest = int(increments.argmax())
     if len(increments) < 3 or increments[longest] <= max(_PAUSE * usual, _PAUSE_SECONDS):

@@ -70,8 +70,7 @@ class RunSteps:
         return is_known
 
     def require(self, name: str, step: int) -> Any:
-        """The value of a field at a step; InputError, with the place of its cell, where there is
-        none."""
+        """The value of a field at a step (an index); InputError, with its place, without one."""
         row = self.first_row(step)
         if name in self.fields:
             field = self.fields[name]
@@ -82,9 +81,11 @@ class RunSteps:
         return self.column_map.read(name, self.rows[row])
 
     def has_other_values(self, is_asked: Mask) -> Mask:
-        """bool[steps]: which of the steps in `is_asked` (bool[steps]) have a value in some column
-        that the import does not read; False at the other steps. An elapsed time is such a value,
-        though it is read."""
+        """bool[steps]: which of the asked steps have a value in a column that the import ignores.
+
+        is_asked: bool[steps]; the result is False at the other steps. An elapsed time is such a
+        value, though it is read.
+        """
         table = self.column_map.table
         # A clock that all rows have does not tell what a row is: it counts as a further value.
         field_columns = {
@@ -106,10 +107,12 @@ class RunSteps:
 
 
 def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
-    """A run's rows joined by step: for each field that is a column, its value at each step. A log
-    may have several rows of a step, as one of training and one of an evaluation. InputError where
-    the steps (or rollouts, in a log without steps) fall, or a step has two values of a field.
-    `rows`: of one run, in the order of the log."""
+    """A run's rows joined by step: for each field that is a column, its value at each step.
+
+    A log may have several rows of a step, as one of training and one of an evaluation. rows: one or
+    more, of one run, in the order of the log. InputError where the steps (or rollouts, in a log
+    without steps) fall, or a step has two values of a field.
+    """
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     changes = np.diff(clocks)
     if (changes < 0).any():
@@ -129,8 +132,10 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
 
 
 def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: ColumnMap) -> NoReturn:
-    """InputError for a row whose step (or rollouts) is below that of the row before. `clocks`: of
-    all rows; `row`: the index of the one that falls. The message gives both places."""
+    """InputError for a row whose step (or rollouts) is below that of the row before.
+
+    clocks: of all rows; row: the index of the one that falls. The message gives both places.
+    """
     first_row = row - 1  # of the step before
     while first_row and clocks[first_row - 1] == clocks[row - 1]:
         first_row -= 1
@@ -149,11 +154,11 @@ def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: Col
 def _join_field(
     name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
 ) -> StepValues:
-    """One field at each step, with the rows of its empty, NaN and not finite cells. InputError
-    where a step has two values, or a cell is not valid.
+    """One field at each step, with the rows of its empty, NaN and not finite cells.
 
-    `name`: of the field; `step_of_row`: the step of each row, from 0; `steps`: each step's number
-    in the log. A value that is NaN or infinite is passed over, not refused, where nobody can be
+    name: of the field; step_of_row: int[rows], the step of each row, from 0 and never falling;
+    steps: each step's number in the log. InputError where a step has two values, or a cell is not
+    valid. A value that is NaN or infinite is passed over, not refused, where nobody can be
     asked to correct it: in a trainer's own log, and in a column that no --map names."""
     cells = rows.column(column_map.columns[name])
     is_blank = cells.is_blank
@@ -193,7 +198,10 @@ def _join_field(
         value_at_step[step] = value
 
     def last_rows(some_rows: RowNumbers) -> RowNumbers:
-        """For each step the last of these rows that is in it, or NO_ROW."""
+        """int[steps]: for each step the last of these rows that is in it, or NO_ROW.
+
+        Last in the order given. Captures steps and step_of_row.
+        """
         row_at_step = np.full(len(steps), NO_ROW)
         row_at_step[step_of_row[some_rows]] = some_rows
         return row_at_step
@@ -222,9 +230,12 @@ def _reject_second_values(
     steps: Sequence[int],
     column_map: ColumnMap,
 ) -> None:
-    """InputError where a step has two values of the field `name`; a cumulative sum that is the same
-    in both rows is allowed. `values`, `rows` and `step_of_value` are parallel: each value, its row,
-    and its step as an index into `steps`, which holds the steps' numbers in the log."""
+    """InputError where a step has two values of the field `name`.
+
+    A cumulative sum that is the same in both rows is allowed. values, rows and step_of_value have
+    an entry for each value: the value, its row, and its step as an index into `steps`, which holds
+    the steps' numbers in the log; step_of_value never falls.
+    """
     for second in rows_where(np.append(False, np.diff(step_of_value) == 0)):
         if name in CUMULATIVE_FIELDS and values[second] == values[second - 1]:
             continue

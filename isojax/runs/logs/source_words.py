@@ -20,8 +20,10 @@ _NAMES_A_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_|tfevents")
 
 
 def depth_of_shared_folder(folders: Sequence[Path]) -> int:
-    """The number of leading parts that all folders share: what lies above says nothing of one
-    log."""
+    """The number of leading parts that all folders share, as they say nothing of one log.
+
+    2 for a/b/c and a/b/d.
+    """
     depth = 0
     for parts in zip(*(folder.parts for folder in folders), strict=False):
         if len({*parts}) > 1:
@@ -31,7 +33,7 @@ def depth_of_shared_folder(folders: Sequence[Path]) -> int:
 
 
 def path_below(depth: int, source: str) -> str:
-    """A path without so many leading parts."""
+    """A path without its first `depth` parts."""
     return "/".join(Path(source).parts[depth:])
 
 
@@ -50,8 +52,11 @@ class SourceChoice:
         )
 
     def may_take(self, *names: str) -> bool:
-        """Whether nothing of these names is left out; whether a name has a word of `only` may not
-        be known yet."""
+        """Whether no name has a word of `leave_out`.
+
+        Asked with a log's path, before the names of its runs, which may have a word of `only`, are
+        known.
+        """
         return not any(_has_word(word, names) for word in self.leave_out)
 
 
@@ -59,6 +64,10 @@ TAKE_ALL = SourceChoice()
 
 
 def _has_word(word: str, names: Iterable[str]) -> bool:
+    """Whether one of the names has a word, whatever its case, with no letter right before or after.
+
+    A pattern with *, ? or [ has to fit a whole name, or the last part of a path, instead.
+    """
     names = [name for name in names if name]
     if re.search(r"[*?\[]", word):
         return any(fnmatchcase(text, word) for name in names for text in (name, Path(name).name))
@@ -82,10 +91,13 @@ class _Source:
 
 
 def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
-    """InputError where runs seem to be measurements of different things, by words in the names of
-    their logs or runs ("train", "val", "gsm8k"): runs of one (B_p, n) whose words differ, which
-    would count as its seeds, or some settings measured in training and others in validation. Runs
-    to which the user's table gives seeds are taken as they are."""
+    """InputError where runs seem to be measurements of different things, by words in their names.
+
+    The names are of their logs or runs, the words such as "train", "val" or "gsm8k". Refused are
+    runs of one (B_p, n) whose words differ, which would count as its seeds, and some settings
+    measured in training and others in validation. Runs to which the user's table gives seeds are
+    taken as they are.
+    """
     runs = [run for run in runs if not run.seed_is_stated]
     depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
@@ -126,9 +138,11 @@ def _depth_of_runs(runs: Sequence[LogRun]) -> int:
 
 
 def _sources_of(run: LogRun, depth: int) -> list[_Source]:
-    """The words in the path of a run's log and in its name, and what to call it in a message; for a
-    resumed run, one for each of its logs. `depth`: how many leading folders all runs share, whose
-    words tell nothing."""
+    """The words in the path of a run's log and in its name, and what to call it in a message.
+
+    For a resumed run, one source for each of its logs. depth: how many leading folders all runs
+    share, whose words tell nothing.
+    """
     table = run.column_map.table
     name = run.name or table.run
     words_of_name = words_of_source(name)
@@ -145,9 +159,11 @@ def _sources_of(run: LogRun, depth: int) -> list[_Source]:
 
 
 def _describe_difference(sources: Sequence[_Source]) -> str:
-    """The rest of a message: which of the sources differ in which words, and which option takes
-    only those that share one group of words. `sources`: two or more, not all with the same
-    words."""
+    """The rest of a message: which of the sources differ in which words, and what to type.
+
+    That is the option which takes only those that share one group of words. sources: two or more,
+    not all with the same words.
+    """
     shared = frozenset.intersection(*(source.words for source in sources))
     first_by_words: dict[frozenset[str], _Source] = {}
     for source in sources:
@@ -175,9 +191,11 @@ def _describe_difference(sources: Sequence[_Source]) -> str:
 
 
 def _options_to_take(words: frozenset[str], groups: Sequence[frozenset[str]]) -> str:
-    """The options that take the sources of one group of words, of several: without those of the
-    others, which also keeps logs that have none of the words; where that is not possible, only
-    those with a word that no other group has. "" where neither is."""
+    """The options that take the sources of one group of words, of several; "" where none does.
+
+    First by leaving out those of the others, which also keeps logs that have none of the words;
+    where that is not possible, by taking only those with a word that no other group has.
+    """
     other_groups = [other for other in groups if other != words]
     words_of_others = [other - words for other in other_groups]
     if all(words_of_others):

@@ -35,8 +35,11 @@ def cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
 
 
 def _logged_rollouts(steps: RunSteps) -> list[int]:
-    """C at each step as logged. A step without it has that of the step before, if it has no
-    evaluation; one with an evaluation is an InputError."""
+    """C at each step as logged.
+
+    A step without it has that of the step before, or 0, if it has no evaluation; one with an
+    evaluation is an InputError.
+    """
     is_evaluated = steps.any_known(filter(is_validation, steps.column_map.columns)).tolist()
     C: list[int] = []
     for step, rollouts in enumerate(steps.values("rollouts")):
@@ -50,8 +53,10 @@ def _logged_rollouts(steps: RunSteps) -> list[int]:
 
 
 def _dropped_problems(steps: RunSteps) -> list[float]:
-    """The problems up to each step that were sampled and not trained on. A step that is not in the
-    log has the mean of the others."""
+    """The problems up to each step that were sampled and not trained on.
+
+    A step that is not in the log counts as the mean of the others.
+    """
     by_field = [steps.values(name) for name in DROPPED_FIELDS]
     of_steps = [sum(value or 0.0 for value in values) for values in zip(*by_field, strict=True)]
     update_count = sum(clock > 0 for clock in steps.clocks)
@@ -59,9 +64,11 @@ def _dropped_problems(steps: RunSteps) -> list[float]:
 
 
 def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
-    """The sum of a field's values up to each step ([1, 3, 6] of 1, 2, 3); a step without a value,
-    and one that is not in the log, counts as the mean of the others. Empty where no step has one,
-    or one is negative."""
+    """The sum of a field's values up to each step: [1, 3, 6] of 1, 2, 3.
+
+    A step without a value, and one that is not in the log, counts as the mean of the others. Empty
+    where no step has one, or one is negative.
+    """
     values = steps.values(name)
     known = [value for value in values if value is not None]
     if not known or min(known) < 0:
@@ -87,8 +94,11 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
 
 
 def _running_sums(steps: RunSteps, of_steps: Sequence[float], mean: float) -> list[float]:
-    """The sum of values up to each step. `of_steps`: a value for each step in the log; `mean`: what
-    each step counts that lies between two of these and is not in the log."""
+    """The sum of values up to each step of the log, with those between that the log lacks.
+
+    of_steps: a value for each step in the log; mean: what each step counts that is between two of
+    these and not in the log.
+    """
     sums: list[float] = []
     total = 0.0
     last_clock = 0
@@ -101,8 +111,9 @@ def _running_sums(steps: RunSteps, of_steps: Sequence[float], mean: float) -> li
 
 
 def estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:
-    """The response tokens that a run had sampled by each step, estimated as mean length x rollouts;
-    0 everywhere where no length is logged. `C`: the rollouts by each step.
+    """The response tokens that a run had sampled by each step, as mean length x rollouts.
+
+    0 everywhere where no length is logged. C: the rollouts by each step.
 
     A logged mean length holds for the rollouts since the one logged before it. At a step between
     two logged lengths, the earlier one is used for the rollouts since then."""
@@ -130,11 +141,13 @@ class NotedHours(NamedTuple):
 
 
 def device_hours_of_steps(steps: RunSteps) -> NotedHours:
-    """The device hours that a run had used by each step, seconds x devices / 3600, from a column of
-    seconds since the start or of each step's seconds. None where the seconds or the number of
-    devices are not known, with a note on how to give the devices; a step without seconds counts as
-    the mean of the others. InputError where a column that the user mapped as one kind of seconds is
-    surely the other."""
+    """The device hours that a run had used by each step, seconds x devices / 3600.
+
+    The seconds are from a column of seconds since the start or of each step's seconds, of which a
+    step without counts as the mean of the others. None where the seconds or the number of devices
+    are not known, with a note on how to give the devices. InputError where a column that the user
+    mapped as one kind of seconds is surely the other.
+    """
     column_map = steps.column_map
     seconds = _seconds_of_steps(steps)
     if "devices" in column_map:
@@ -201,9 +214,11 @@ def _describe_first(steps: RunSteps, name: str) -> str:
 
 
 def cumulative_sums(name: str, steps: RunSteps, evaluated: Sequence[int]) -> list[Any]:
-    """A logged cumulative field, such as tokens, at each evaluation; InputError where an evaluation
-    lacks it, or where it falls. `name`: of the field; `evaluated`: the indices of the steps with an
-    evaluation, rising."""
+    """A logged cumulative field, such as tokens, at each evaluation.
+
+    name: of the field; evaluated: the indices of the steps with an evaluation, rising. InputError
+    where an evaluation lacks it, or where it falls.
+    """
     sums: list[Any] = []
     before = 0
     for step in evaluated:

@@ -18,7 +18,7 @@ _UNNAMED_RUN = "."  # of event files that lie in TensorBoard's log folder itself
 
 
 def group_tag_files(logs: Sequence[Path]) -> list[LogFiles]:
-    """The logs in order: the tags of one run, in one folder, together, and any other log alone."""
+    """The logs in order: the files of one run's tags in one folder as one, any other log alone."""
     files_of_source: dict[Path, list[Path]] = {}
     for log in logs:
         match = _TAG_FILE.fullmatch(log.name)
@@ -30,8 +30,9 @@ def group_tag_files(logs: Sequence[Path]) -> list[LogFiles]:
 def join_tags(
     log: LogFiles, tables: Sequence[LogTable], field_map: Mapping[str, str]
 ) -> list[LogTable]:
-    """The tables of one run's downloads from TensorBoard as one table, with a column for each tag
-    in place of the column Value; tables of other files as they are.
+    """The tables of one run's downloads from TensorBoard as one table, with a column for each tag.
+
+    These are in place of the column Value. Tables of other files stay as they are.
 
     `log`: the files, as `group_tag_files` groups them; `tables`: one for each. A file's name has
     "_" where its tag has "/" (val_acc), so the column takes the tag's spelling from the user's map

@@ -24,9 +24,9 @@ CALLBACK_COLUMNS["reward"] = ("eval/reward",)
 
 
 def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
-    """{ROLLOUTS_PER_STEP: B}: the rollouts of one update, computed from the values of a GRPOConfig,
-    name to value; {} where they are not all there, or give no whole number.
+    """{ROLLOUTS_PER_STEP: B}, the rollouts of one update, computed from the values of a GRPOConfig.
 
+    config: name to value. {} where the values are not all there, or give no whole number.
     generation_batch_size rollouts are drawn at a time. They serve steps_per_generation x
     num_iterations microsteps, of which gradient_accumulation_steps make an update, TRL's step."""
     argument_names = (

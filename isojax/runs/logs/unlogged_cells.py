@@ -27,9 +27,11 @@ class UnloggedCells:
 
 
 def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -> NoReturn:
-    """InputError for a run none of whose steps has a value of the main metric; it tells what stands
-    in its place: an empty cell, a value that is not finite, NaN, or nothing. `not_finite`: the
-    sentences of `describe_not_finite`, [] where all is finite."""
+    """InputError for a run none of whose steps has a value of the main metric.
+
+    The message says what is in its place: an empty cell, a value that is not finite, NaN, or
+    nothing. not_finite: the sentences of `describe_not_finite`, [] where all is finite.
+    """
     column_map = steps.column_map
     main_metric = column_map.main_metric
     reject_empty_cells(steps, is_evaluation=np.zeros(len(steps), np.bool_))
@@ -59,10 +61,12 @@ def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) ->
 
 
 def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
-    """InputError for the first empty cell of a validation metric that somebody seems to have
-    forgotten to fill in: one in a step with an evaluation (other metrics have values), or in a step
-    where nothing else was logged. An empty cell among training values only means that the step was
-    not evaluated. `is_evaluation`: bool[steps], where some validation metric has a value."""
+    """InputError for the first empty cell of a validation metric that seems to be forgotten.
+
+    It is one in a step with an evaluation (other metrics have values), or in a step where nothing
+    else was logged. An empty cell among training values only means that the step was not evaluated.
+    is_evaluation: bool[steps], where the main validation metric has a value.
+    """
     column_map = steps.column_map
     fields = {name: steps.fields[name] for name in column_map.validation_fields}
     training_fields = [
@@ -90,8 +94,10 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
 
 
 def describe_not_finite(steps: RunSteps) -> list[str]:
-    """A sentence for each field that is NaN or infinite somewhere: "CELL is nan, and at step 20,
-    30". Fields whose first such cell is earlier come first."""
+    """A sentence for each field that is NaN or infinite somewhere.
+
+    As "CELL is nan, and at step 20, 30". Fields whose first such cell is earlier come first.
+    """
     column_map = steps.column_map
     steps_of_field: dict[str, list[int]] = {}
     for name, field in steps.fields.items():
@@ -113,13 +119,17 @@ def describe_not_finite(steps: RunSteps) -> list[str]:
 
 
 def describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
-    """A sentence for a note, [] for none, where the main metric is NaN from the last evaluation to
-    the end of the run, for at least as many steps as the longest gap between two evaluations, so
-    that one was due: the run may have diverged. `is_evaluation`: bool[steps], some of them True."""
+    """A sentence in a list, or [], where a run that may have diverged ends in NaN.
+
+    That is where the main metric is NaN after the last evaluation, and at least as many steps
+    follow as in the longest gap between two evaluations, so that one was due. is_evaluation:
+    bool[steps], some of them True.
+    """
     column_map = steps.column_map
     name = column_map.main_metric
     evaluated = np.flatnonzero(is_evaluation)
-    longest_gap = np.diff(evaluated, prepend=-1).max()  # in steps
+    # In steps; from index -1 on, so that those before the first evaluation are a gap too.
+    longest_gap = np.diff(evaluated, prepend=-1).max()
     rows_after_last = steps.fields[name].nan_rows[evaluated[-1] + 1 :]
     nan_rows = rows_after_last[rows_after_last != NO_ROW]
     if len(rows_after_last) < longest_gap or len(nan_rows) == 0:
@@ -136,7 +146,10 @@ def describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
 
 
 def count_unlogged(steps: RunSteps) -> Counter[UnloggedCells]:
-    """At how many steps cells of validation metrics say that the step was not evaluated."""
+    """For each kind of cell that says that a step was not evaluated, at how many steps it is.
+
+    Of validation metrics alone; the text, such as NaN, is that of a column's first such cell.
+    """
     column_map = steps.column_map
     counts = Counter[UnloggedCells]()
     for name in column_map.validation_fields:

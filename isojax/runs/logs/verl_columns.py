@@ -46,17 +46,20 @@ RAGEN = {ROLLOUT_N: ["es_manager.train.group_size"], BATCH: ["es_manager.train.e
 
 
 def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict[str, int]:
-    """Settings that a verl config gives only by several of its entries, under the names by which
-    the import reads them: the devices of all pools (DEVICES), n including a fork's REPEATS
-    (ROLLOUT_N), and the problems of a sampled batch (BATCH). One that cannot be computed is left
-    out.
+    """Settings that a verl config gives only by several of its entries.
+
+    They have the names by which the import reads them: the devices of all pools (DEVICES), n
+    including a fork's REPEATS (ROLLOUT_N), and the problems of a sampled batch (BATCH). One that
+    cannot be computed is left out.
 
     `config`: the log's settings by their dotted names, such as {"trainer.nnodes": 2}; `rows`: the
     log's, which tell whether it counts what DAPO samples."""
 
     def product(names: Sequence[str], default: int = 0) -> int:
-        """The product of these settings; 0 where one of them is no count of 1 or more. `default`
-        stands for a setting that the config lacks."""
+        """The product of these settings of `config`; 0 where one is no count of 1 or more.
+
+        default: what a setting counts that the config lacks.
+        """
         counts = [parse_number(config.get(name, default)) or 0 for name in names]
         return int(math.prod(counts)) if all(1 <= count < 2**31 for count in counts) else 0
 
