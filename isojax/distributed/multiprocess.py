@@ -81,6 +81,9 @@ class _Outcome(BaseModel):
 def run_on_primary(make: Callable[[], T], kind: Any) -> T:
     """What `make` returns in process 0, which alone calls it; every member has to call this.
 
+    Process 0 has to be a member, so several processes that only sample (distributed/roles.py)
+    cannot use it. A process without others calls `make` itself.
+
     kind: the type of what it returns, by which it is sent as JSON (messages.py). An InputError of
     `make` is raised in every process; any other exception in process 0 alone, while the others wait
     until the launcher's watchdog ends them.
