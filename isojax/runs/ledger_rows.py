@@ -71,8 +71,10 @@ class LedgerLines(NamedTuple):
 
 
 def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError
-    where the file cannot be read, or another line is broken."""
+    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line.
+
+    InputError where the file cannot be read, or another line is broken.
+    """
     try:
         data = read_file(path)
     except OSError as e:
@@ -114,8 +116,11 @@ class CellRecord(NamedTuple):
 
 
 def parse_rows(rows: Sequence[Row], path: Path) -> CellRecord:
-    """The cell and the evaluations of a ledger's rows, of which there is at least one. path: for
-    messages. InputError where a row cannot be used, or where C or M fall."""
+    """The cell and the evaluations of a ledger's rows.
+
+    rows: one or more, as many as the file has lines, the first of kind "cell". path: for messages.
+    InputError where a row cannot be used, or where C or M fall.
+    """
     header = rows[0]
     cell = parse_cell(header, f"{path}, line 1")
     for line_number, row in enumerate(rows[1:], 2):

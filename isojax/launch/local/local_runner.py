@@ -180,9 +180,11 @@ def train_cells(
     stopped_early = threading.Event()
     display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
-    # Captures the four above, and `setup`, `base_policy` and `display`: trains waiting cells one
-    # after the other, until none is left or this process is asked to end.
     def worker(programs: SweepPrograms) -> None:
+        """Train waiting cells one after the other, until none is left or this process has to end.
+
+        Captures the four above, `setup`, `base_policy` and `display`.
+        """
         # All processes stop before the same cell, whichever was asked to end.
         while not any(multiprocess.allgather(preemption.REQUESTED.is_set(), bool)):
             try:

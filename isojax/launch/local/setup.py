@@ -66,7 +66,7 @@ def start_jax(config: Config) -> None:
     if not simulated:
         jax.config.update("jax_num_cpu_devices", num_devices)
     # XLA's threads on a CPU wait for those of the other mesh, or of other processes: with as many
-    # threads as devices, all may wait. NPROC is the number of threads.
+    # threads as devices, all may wait. NPROC is how many there are.
     if config.run.sampler_mesh is not None:
         os.environ.setdefault("NPROC", str(4 * num_devices))
 

@@ -144,6 +144,8 @@ class CellQueue:
 
 
 class RayScheduler:
+    """Runs the cells of a sweep in process groups; all but calls of Ray is in one event loop."""
+
     def __init__(
         self,
         ray: Any,
@@ -295,7 +297,8 @@ class RayScheduler:
         """The slot for the next group: one whose pause is over, else a new one; None: not now.
 
         usable_slots: those without a group that have not failed too often. num_groups: how many
-        groups the cluster holds; there are no more slots than that. now: by time.monotonic().
+        groups the cluster holds; a slot is added only while there are fewer. now: by
+        time.monotonic().
         """
         for slot in usable_slots:
             if now >= slot.retry_at:
@@ -412,8 +415,8 @@ class RayScheduler:
     def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
         """Count that a group could not begin; or raise the error, where it would meet every group.
 
-        Raised is also any error of a group that was ready, as those of its cells are handled
-        before.
+        An error of a group that was ready is raised too, as failures of its cells have been handled
+        by then.
         """
         # Where another group has been ready, the sweep itself is not refused.
         is_refused_here = isinstance(error, InputError) and self.any_group_ready
@@ -438,7 +441,7 @@ class RayScheduler:
     def _lose_cell(self, processes: RayProcessGroup, target: CellTarget, error: WorkerLost) -> None:
         """Put a lost cell back into the queue, or end it as failed after `retries` restarts.
 
-        Only those count since which it has made no progress.
+        Restarts before its last progress do not count.
         """
         if preemption.REQUESTED.is_set():  # it may be that which has ended the process
             self.cell_queue.put_back(target)

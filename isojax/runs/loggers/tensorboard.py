@@ -45,8 +45,11 @@ class TensorBoardLogger(Logger):
             append_bytes(self.path, data[len(existing) :])
 
     def _events(self, run: RunRecord) -> Iterator[Any]:
-        """All events that the file should have: a header, the settings, and each evaluation. They
-        depend only on the run's ledger, its times, and the second in the file's name."""
+        """All events that the file should have: a header, the settings, and each evaluation.
+
+        They depend only on the run's ledger, its times, and the second in the file's name. run:
+        with one evaluation or more.
+        """
         # The name is events.out.tfevents.SECOND.isojax: time begins with this second.
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
@@ -67,8 +70,10 @@ class TensorBoardLogger(Logger):
             )
 
     def _hparams_summaries(self, run: RunRecord) -> list[Any]:
-        """The cell's settings and the names of its metrics, in the form that TensorBoard's page
-        HParams reads."""
+        """Two summaries with the cell's settings and the names of its metrics.
+
+        They have the form that TensorBoard's page HParams reads.
+        """
         hparams = {
             name: value if isinstance(value, (int, float, str)) else str(value)
             for name, value in self.hparams.items()

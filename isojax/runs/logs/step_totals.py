@@ -168,10 +168,12 @@ def device_hours_of_steps(steps: RunSteps) -> NotedHours:
 
 
 def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
-    """The seconds from a run's start to each step, and notes; empty where they are not known. They
-    are sums of the column step_seconds if it has values and the clock is the step, else the column
-    elapsed_seconds. A column that the user mapped must hold what its name says; of one that was
-    only recognized by its name, a misfit is passed over."""
+    """The seconds from a run's start to each step, and notes; empty where they are not known.
+
+    They are sums of the column step_seconds if it has values and the clock is the step, else the
+    column elapsed_seconds. InputError where a column that the user mapped does not hold what its
+    name says; where one was only recognized by its name, that is passed over.
+    """
     column_map = steps.column_map
     if column_map.mapped >= {"step_seconds", "elapsed_seconds"}:
         raise InputError(
