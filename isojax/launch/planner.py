@@ -155,8 +155,8 @@ def _scheduled_cell(name: str, text: str) -> Cell:
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
     """The sweep with those of its sizes chosen for speed that are not set; set ones stay.
 
-    shards: parts of the mesh that each sample and train on rollouts of their own. cell: the
-    settings that all runs of the sweep share, config.cell. Sizes are of one shard:
+    shards: into how many parts the mesh divides the rollouts. cell: the settings that all runs of
+    the sweep share, config.cell. Sizes are of one shard:
 
     decode_slots R: the smallest ceil(B / shards) of the sweep's B = B_p n, so that no run begins
     with empty slots; at most MAX_SHARD_ROWS. prefill_batch g: the smallest ceil(B_p / shards); at

@@ -119,8 +119,9 @@ def build_abstract_programs(
     """By name, the jitted functions of a sweep that take the most memory, with their arguments.
 
     The names are "train" where the device verifies; else "weights", which makes the sampler's
-    weights, "decode", a chunk of its steps, and "learn". Arguments are ShapeDtypeStructs. sweep:
-    with all sizes chosen. pairs: every (B_p, n). task: a Task or an AbstractTask.
+    weights, "decode", a chunk of the sampler's steps, and "learn", the update. Arguments are
+    ShapeDtypeStructs. cell: of `topology_budget`, with model and precision resolved. sweep: with
+    all sizes chosen. pairs: every (B_p, n). task: a Task or an AbstractTask.
     """
     # An asynchronous run has the same functions, in two threads.
     synchronous_cell = cell.with_settings(rl={"max_staleness": None})

@@ -314,7 +314,7 @@ class Labels:
         """The function that labels problems with these programs.
 
         params: the policy's parameters; {} where a server has them. checkpoint: the fingerprint of
-        the model's files, by which labels of another model are told apart.
+        the model's files, by which labels of another model are recognized.
         """
         programs.labeller.on_counts = self.samples.add
         label_key = compute_label_key(self.config.cell, checkpoint, self.problems, self.engine)

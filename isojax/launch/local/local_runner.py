@@ -70,9 +70,9 @@ def launch(
     """Run every cell (run) of the sweep that is not finished, in this process and its group.
 
     resume: whether to go on with a run that the folder holds. dry_run: print the plan, and train
-    nothing. compile_first: whether a dry run compiles; None: no. Returns the
-    sweep's folder, or None in a process that is not the primary one. InputError before any work;
-    RunFailed at the end names the cells that failed; Preempted after SIGTERM.
+    nothing. compile_first: whether a dry run compiles; None: no. Returns the sweep's folder, or
+    None in a process that is not the primary one. InputError before any work; RunFailed at the end
+    names the cells that failed; Preempted after SIGTERM.
     """
     refuse_sampler_processes(config)
     cells = plan_cells(config.sweep)
