@@ -34,6 +34,8 @@ _OWN_FILES = {re.escape(path.name) for path in (REPOSITORY / "isojax").rglob("*.
 
 # What differs from one machine, or run, to another.
 _VARYING = (
+    # The folders of plug-ins are those of all commands that ran before in this process.
+    (re.compile(r"(?<=a file of your own )\([^)]*\)"), "(FOLDERS)"),
     # With the folder of the test, whose name has a number that depends on what else has run.
     (re.compile(r"[^\s'\"(=]*/pytest-of-[^/]+/pytest-\d+(/popen-gw\d+)?(/[\w\[\].-]+)?"), "TMP"),
     (re.compile(r"(127\.0\.0\.1|localhost):\d+"), r"\1:PORT"),
@@ -45,7 +47,6 @@ _VARYING = (
     (re.compile(r"(?<=_)\d{15,}"), "HASH"),  # in the names of modules that tests write
     (re.compile(r"\.[\w-]+\.\d+/tmp\w{8}(?=/)"), "TEMPORARY"),
     (re.compile(r"[^\s'\"(=]*/lib/python3\.\d+(?=/)"), "PYTHON"),
-    (re.compile(rf"{re.escape(str(Path.home()))}(?=/)"), "HOME"),
 )
 
 

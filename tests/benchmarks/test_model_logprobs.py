@@ -112,6 +112,6 @@ def test_a_mesh_that_is_too_large_ends_with_2_before_any_work(tmp_path: Path) ->
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 2
     assert (
-        result.stderr.startswith("error: mesh 'fsdp=3' needs 3 devices")
+        result.stderr.startswith("error: mesh: given 'fsdp=3', which needs 3 devices")
         and "Traceback" not in result.stderr
     )

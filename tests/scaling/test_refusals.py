@@ -67,24 +67,24 @@ def two_runs(rows):
 BROKEN = {
     "NaN": (
         reward(float("nan")),
-        f"line {LINE} ",
+        f"line {LINE}: ",
         "avg@4 is nan: it should be at least 0 and at most 1",
     ),
     "above 1": (
         reward(1.5),
-        f"line {LINE} ",
+        f"line {LINE}: ",
         "avg@4 is 1.5: it should be at least 0 and at most 1",
     ),
-    "below 0": (reward(-0.1), f"line {LINE} ", "avg@4 is -0.1: it should be at least 0"),
+    "below 0": (reward(-0.1), f"line {LINE}: ", "avg@4 is -0.1: it should be at least 0"),
     "negative compute": (
         at(rollouts=-5),
-        f"line {LINE} ",
+        f"line {LINE}: ",
         "rollouts is -5: it should be at least 0",
     ),
     "compute that falls": (at(rollouts=7), f"line {LINE}: rollouts fall from", "rise in C"),
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),
     "two configs mixed": (another_setting, "16x2-s0", "different `cell` settings"),
-    "two runs in a file": (two_runs, f"line {LINE} begins another run", "Split the file"),
+    "two runs in a file": (two_runs, f"line {LINE}: begins another run", "Split the file"),
     "no such metric": (
         lambda rows: rows[LINE - 1].update(metrics={}, counts=[], samples=0),
         f"line {LINE}",

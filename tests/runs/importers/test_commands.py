@@ -95,7 +95,7 @@ def test_what_is_there_is_kept(isojax, tmp_path, kept):
     assert (
         code == 2
         and printed == ""
-        and err.startswith("error: --out runs is there")
+        and err.startswith("error: --out: given runs, which is there")
         and "it is kept" in err
     )
     assert files(tmp_path) == before
@@ -114,7 +114,7 @@ def test_a_broken_log_writes_nothing(isojax, tmp_path):
     code, out, err = isojax("records", "import", log, "--from", "csv", "--out", "deep/runs")
     assert (
         (code, out) == (2, "")
-        and err.startswith(f"error: {log}, line 3: reward is 1.5")
+        and err.startswith(f"error: {log}, line 3: reward: given 1.5")
         and "Traceback" not in err
     )
     assert sorted(tmp_path.rglob("*")) == before
@@ -187,14 +187,14 @@ BROKEN = {
         [point(8), point(16, metrics={"other": 0.5})],
         r"line 3 \(C = 16\) has no metric 'acc'",
     ),
-    "negative": ([point(-8), point(8)], r"line 2 is not an evaluation \(target is -8"),
+    "negative": ([point(-8), point(8)], r"line 2: not an evaluation \(target is -8"),
     "not whole": (
         [point(8), point(16, rollouts=16.5)],
-        r"line 3 is not an evaluation.*rollouts is 16\.5",
+        r"line 3: not an evaluation.*rollouts is 16\.5",
     ),
     "infinite": (
         [point(8), point(16, tokens=float("inf"))],
-        r"line 3 is not an evaluation.*tokens is inf",
+        r"line 3: not an evaluation.*tokens is inf",
     ),
     "twice": (
         [point(8), {"kind": "failed"}, point(8)],
@@ -203,7 +203,7 @@ BROKEN = {
     "falling": ([point(16), point(8)], r"line 3: rollouts fall from 16 to 8"),
     "two runs in a file": (
         [point(8), {**HEADER, "n": 8}, point(16)],
-        r"line 3 begins another run .*'n': 8.* in the ledger of .*'n': 4",
+        r"line 3: begins another run .*'n': 8.* in the ledger of .*'n': 4",
     ),
 }
 
@@ -280,7 +280,7 @@ def test_check_shows_twenty_problems_and_counts_all(isojax, tmp_path):
 def test_check_of_nothing(isojax, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = isojax("records", "check", "empty")
-    assert code == 2 and "holds no records.jsonl" in err and "isojax records import LOG" in err
+    assert code == 2 and "empty: no records.jsonl" in err and "isojax records import LOG" in err
 
 
 def test_help_teaches(isojax):
