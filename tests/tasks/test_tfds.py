@@ -234,6 +234,6 @@ except InputError as e:
         timeout=120,
         check=False,
     )
-    assert done.stdout == '3 False\ntfds: needs the package grain. Type: pip install "isojax[tfds]"\n', (
-        done.stderr
-    )
+    assert (
+        done.stdout == '3 False\ntfds: needs the package grain. Type: pip install "isojax[tfds]"\n'
+    ), done.stderr

@@ -226,7 +226,7 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
     hparams = parse_message(message_class, content, file).session_start_info.hparams
     return {
         key: value.number_value
-        for key, value in hparams.items()
+        for key, value in sorted(hparams.items())  # a protobuf map is in random order
         if value.WhichOneof("kind") == "number_value"
     }
 
