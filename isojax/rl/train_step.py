@@ -340,7 +340,10 @@ class TrainStep:
         # and so is the gradient of every term.
         if self.drops_zero_variance:
             groups, _ = batch.layout.row_groups(self.shapes.buffer_rows)
-            has_advantage = train_mask & (loss_weights.advantages != 0)
+            is_nonzero = loss_weights.advantages != 0
+            if is_nonzero.ndim > train_mask.ndim:  # an advantage for each token
+                is_nonzero = is_nonzero.any(-1)
+            has_advantage = train_mask & is_nonzero
             group_has_advantage = groups_with_any(has_advantage, groups, self.shapes.problem_rows)
             train_mask = train_mask & group_has_advantage[groups]
 

@@ -15,7 +15,9 @@ from isojax.core.config import CellConfig, RLConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.metric import value
+from isojax.rl.objective import LossWeights
 from isojax.rl.train_step import (
+    BatchSignals,
     TrainStep,
     choose_train_rollouts,
     gradient_signal,
@@ -202,3 +204,24 @@ def test_groups_without_an_advantage_are_left_out_where_no_term_reads_them(
     cell = CellConfig(model=CONFIG, rl=RLConfig(**settings))
     step = TrainStep(cell, DECODER, Parity.stops, shapes(1), mesh("auto"))
     assert step.drops_zero_variance == drops
+
+
+def test_a_group_whose_tokens_have_an_advantage_stays() -> None:
+    """Advantages of tokens leave out the same groups as advantages of whole rollouts."""
+    cell = CellConfig(model=CONFIG, rl=RLConfig())
+    step = TrainStep(cell, DECODER, Parity.stops, shapes(1), mesh("auto"))
+    batch = batch_of(1, 3, 4)
+    rows = shapes(1).buffer_rows
+    valid = np.arange(rows)[None] < 12
+    of_rollouts = np.zeros((1, rows), np.float32)
+    of_rollouts[0, 6] = 1.0  # of the second group alone
+    of_tokens = np.zeros((1, rows, T), np.float32)
+    of_tokens[0, 6, T - 1] = 1.0
+
+    def kept(advantages: np.ndarray) -> list[int]:
+        weights = LossWeights(jnp.asarray(advantages), *[jnp.ones((1, rows))] * 3)
+        part = step._trained_part(batch, BatchSignals(weights, jnp.asarray(valid), None))
+        assert int(part.B_p) == 1
+        return part.responses.tokens[0, :4].tolist()
+
+    assert kept(of_tokens) == kept(of_rollouts) == batch.rollouts.tokens[0, 4:8].tolist()
