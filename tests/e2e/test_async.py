@@ -54,7 +54,7 @@ def test_a_sampler_mesh_that_would_wait_or_does_not_fit_is_refused(isojax: Any) 
         "tiny.yaml",
         *ONE,
         "run.sampler_mesh=auto",
-        saying=["run.sampler_mesh = auto", "cell.rl.max_staleness of 1 or more"],
+        saying=["run.sampler_mesh: given auto", "cell.rl.max_staleness of 1 or more"],
     )
     isojax.refused(
         "train",

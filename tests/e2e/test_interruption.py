@@ -41,7 +41,7 @@ def test_long_responses_get_the_phrase_and_end(isojax: Any) -> None:
     isojax.refused(
         *words,
         "cell.sampling.interrupt={after: 2, text: 'stop', unless: 'the cat sat'}",
-        saying=["unless = 'the cat sat' is"],
+        saying=["unless: given 'the cat sat', which is 3 tokens"],
     )
     isojax.refused(
         "launch",

@@ -215,12 +215,12 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "too few problems": (
         file("p.jsonl", rows(18)),
         (*LAUNCH, "cell.task=jsonl:p.jsonl", "sweep.B_p=[16]", "sweep.budget=256"),
-        ("B_p holds 16", "10 problems"),
+        ("sweep.B_p: holds 16", "10 problems"),
     ),
     "too few to label": (
         nothing,
         (*LAUNCH, "cell.data.attempts=2", "sweep.B_p=[64]", "sweep.budget=2000"),
-        ("B_p holds 64", "52 problems"),
+        ("sweep.B_p: holds 64", "52 problems"),
     ),
     "no such columns": (
         table(a=[1], b=[2]),

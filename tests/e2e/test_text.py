@@ -195,7 +195,7 @@ def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbrok
         ]
         assert len(split[1]) == 4 == len(split[3]) and len(split[0]) + 4 == len(result)
         assert {p.id for p in split[0] + split[1]} == result == {p.id for p in split[2] + split[3]}
-    isojax.refused(*LABELLING, saying=["splits exists"])
+    isojax.refused(*LABELLING, saying=["splits: exists"])
 
 
 def test_a_mixture_with_a_further_set(isojax: Isojax, unbroken: Isojax) -> None:
