@@ -193,7 +193,9 @@ class AttentionShapes(NamedTuple):
 def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> AttentionShapes:
     """Return the calls of attention in a sweep, as one device of the mesh has them.
 
-    Of `sweep` microbatch and decode_slots are read; unset ones count as 1 row."""
+    Of `sweep` microbatch and decode_slots are read; unset ones count as 1 row. Both are already per
+    shard (a part of the rollouts): each device of a shard has all of its rows and a part of the
+    heads, so that only heads are divided here."""
     model = cell.model
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
@@ -222,6 +224,7 @@ def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> Attent
         head_dim=model.head_dim,
         dtype=precision.compute,
         cache_dtype=precision.cache,
+        # decides whether the timed cache is one layer's, or a stack that is read by an index
         unrolled=layers_are_unrolled(platform, precision.cache),
     )
     return AttentionShapes(of_update, of_sampler)

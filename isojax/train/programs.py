@@ -89,6 +89,7 @@ class SweepPrograms:
         task: may serve several meshes.
         sampler_mesh, role: where asynchronous rollouts are sampled: on another mesh of this
             process, or by other processes (rl/async_rl/async_rollouts.py); None: neither.
+        rollouts: who samples for training and for evaluations, and whether a hook reads rollouts.
         """
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, (
             "the planner chooses them"
@@ -108,7 +109,9 @@ class SweepPrograms:
             prefill_batch=sweep.prefill_batch,
             slots_per_prefix=sweep.slots_per_prefix or 1,
         )
-        # From here on methods of the half-built object are called: they read the fields above.
+        # From here on methods of the half-built object are called, so that the order matters:
+        # `_open_servers` reads decoder and mesh; `_build_evaluator` these, task, shapes and
+        # cell_config; `_build_rollout_programs` all of these and policy_servers.
         self.policy_servers = self._open_servers(rollouts)
 
         # Training.
@@ -125,6 +128,7 @@ class SweepPrograms:
         # Evaluations and labels. A task that verifies on device is labelled by the evaluator; a
         # language model has a labeller, which prefills each prompt just once.
         build_eval_engine: Callable[[EngineSetup], RolloutEngine] = local_engine
+        # by URL; None (isojax samples evaluations) is never a key
         eval_server = self.policy_servers.get(rollouts.eval_server)
         if eval_server is not None:
             build_eval_engine = partial(eval_server_engine, eval_server)
@@ -133,6 +137,7 @@ class SweepPrograms:
         )
         self.labeller = self.evaluator
         if not is_on_device(task):
+            # attempts=0 asks for no labels, but shapes need a sample
             self.labeller = self._build_evaluator(LABEL_BATCH, max(1, cell.data.attempts))
 
     def _build_rollout_programs(

@@ -141,6 +141,8 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     reward_rows = [_reward_row(sweep) for sweep in sweeps]
     console.print(TextTable("frontier reward", reward_columns, reward_rows, text_columns=1))
 
+    # As `comparison_sentences` writes it, which must keep this form: else it is printed twice. Of a
+    # sweep that learnt something nothing_learnt is "", and "LABEL: " is no sentence.
     printed_above = {f"{sweep.label}: {sweep.nothing_learnt}" for sweep in sweeps}
     for sentence in comparison.sentences:
         if sentence not in printed_above:

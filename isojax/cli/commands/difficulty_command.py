@@ -63,7 +63,7 @@ def difficulty(
       isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits\
  'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
-    config = read_config(words, mesh, None)
+    config = read_config(words, mesh, None)  # None: no default, a config must be named
     folder = out or Path("difficulty") / config.name
 
     # Imported here, because it imports jax.
@@ -82,6 +82,8 @@ def difficulty(
             config, folder, held_out, extremely_hard, on_progress, server_options
         )
 
+    # {"all": every labelled problem, "easy_train": some of them, ...}; "all" is always there. A
+    # problem between the ranges of difficulty is in no other split.
     labelled = splits.pop("all")
     _print_splits(labelled, splits)
     label_samples = importlib.import_module("isojax.launch.local.label_samples")
@@ -89,6 +91,8 @@ def difficulty(
     data_set = folder / difficulty_run.SPLITS_FOLDER
     print_line(f"data set: {data_set}; histogram: {folder / 'difficulty.png'}")
 
+    # The report of the labels' first responses; None where the folder has none. The sentences begin
+    # with "of the first labels: ".
     report = read_start_report(folder)
     for warning in report.warnings if report else ():
         warn(describe_warning(LABELS_FOLDER, warning.text))

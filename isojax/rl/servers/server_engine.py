@@ -293,12 +293,14 @@ class ServerEngine(RolloutEngine):
         first = replace(asks[0], n=1)
         (completion,) = self._complete(first)
 
-        # A server that is sent texts may write the BOS token itself, in addition to the prompt's:
-        # then it counts one token more than the prompt has.
+        # A server whose answers give no token ids (`gives_tokens`) is sent prompts as texts, as
+        # llama-cpp-python is. It may write the BOS token itself, in addition to the prompt's: then
+        # it counts one token more than the prompt has.
         bos = self.task.tokenizer.bos_token
         if not self.served.dialect.gives_tokens and isinstance(bos, str):
             begins_with_bos = first.prompt_text.startswith(bos)
             if begins_with_bos and completion.prompt_tokens == len(first.prompt) + 1:
+                # From here on `_complete` leaves the BOS token out of the text that it sends.
                 self._adds_bos = True
                 (completion,) = self._complete(first)
 
@@ -309,6 +311,7 @@ class ServerEngine(RolloutEngine):
         if self._inspector.mismatches:
             raise InputError(self._inspector.describe_mismatch())
         if self.needs_logps and first.temperature != 1:
+            # all of them: a prompt whose first token is nearly certain cannot tell
             self._check_temperature([replace(ask, n=1) for ask in asks])
 
     def _check_temperature(self, asks: Sequence[Ask]) -> None:
