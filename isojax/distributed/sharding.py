@@ -53,7 +53,7 @@ PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
 PROMPT_AXIS = "sequence"
 
 INNER_AXES = ("heads", "kv_heads", "mlp", "fused")  # of what layers compute from hidden states
-# of hidden states: rows, or else their positions
+# the two ways to split hidden states [b t D], by logical axes: by rows b, or by positions t
 TOKEN_AXES = (("token", None, None), (None, "token", None))
 
 
@@ -468,15 +468,19 @@ def token_parts(mesh: Mesh | AbstractMesh) -> int:
 def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
     """Hidden states [b t D], split by tokens over the devices that share a layer's weights.
 
-    is_split: True: each of these devices has all tokens, and gets a part of them. False: the other
-    way round. Their gradient goes in the opposite direction. x stays as it is where it is not
-    differentiated, and where the devices divide neither b nor t.
+    is_split: whether the result is split. True: each of these devices has all tokens in x, and a
+        part of them in the result. False: each has a part in x, and all in the result.
+
+    With tensor=4 and x [8 t D], each of the four devices has 2 rows of what is split. The gradient
+    goes the opposite way, by the rule of `_reshard`. That constrains x in a program that
+    differentiates it, and in others returns x as it is. So does this where the devices divide
+    neither b nor t.
     """
     mesh = jax.sharding.get_abstract_mesh()
     specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES]
     # By rows b or by positions t: what makes more parts; of equal ones the first, by rows.
     part = max(specs, key=lambda spec: count_parts(mesh_axes_of(spec), mesh.shape))
-    if not any(part):
+    if not any(part):  # neither b nor t can be divided
         return x
 
     whole = PartitionSpec()

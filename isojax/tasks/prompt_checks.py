@@ -26,8 +26,8 @@ class ChatMarkup:
     """The markup that a chat template writes around a user's message that follows an
     assistant's."""
 
-    before: str
-    after: str
+    before: str  # before the user's message: from the end of the assistant's on
+    after: str  # after the user's message
     text: str  # the whole conversation, rendered
 
 
@@ -106,19 +106,26 @@ def find_turn_end(
 ) -> TurnEnd:
     """The token or text that ends an assistant's turn in the chat template, where the ends that the
     files name (`named`) do not: a base model's files name only the end of a document, but its
-    policy learns to end a turn as the template does. Empty where a named end does; with a warning
-    in any other case.
+    policy learns to end a turn as the template does. Empty where a named end does, and where there
+    is no markup and nothing after a user's message has the name of an end; with a warning in any
+    other case.
+
+    In ChatML markup.before is "<|im_end|>\\n<|im_start|>user\\n". Unless <|im_end|> is a named end,
+    the TurnEnd has its id as a token; or, if the tokenizer does not know it as a special token, the
+    text "<|im_end|>" as a string.
 
     markup: of `find_markup`; None: the end of a user's turn is taken instead. bytes_of_id: the text
     of each token (tokenizer.py: token_bytes), None for special tokens. The TurnEnd has one token or
     one string at most; nothing is changed in `writer` or `named`.
     """
     turn_end = TurnEnd()
+    # what follows a message: the assistant's, or without markup a user's
     text = markup.before if markup else _text_behind_user(writer)
     if text is None or named.occur_in(text, writer):
         return turn_end
 
-    # What comes right after the message: a special token, or text in the shape of one.
+    # What comes right after the message: a special token, or text in the shape of one, such as
+    # "</s>" (`MARKER`); None for other text.
     name = _first_special_token(writer, text, bytes_of_id)
     marker = name or _first_group(MARKER.match(text))
     # END_NAME: the name of an end, such as <|im_end|> or </s>.
@@ -135,7 +142,7 @@ def find_turn_end(
         turn_end.warnings.append(f"{ends}: it ends responses here too. {fix}")
         return turn_end
 
-    # Nothing that could end the turn: the user has to name it.
+    # Only with markup: nothing that could end the turn, and the user has to name it.
     next_turn = text.strip() or text
     remedy = "set cell.prompt.stop"
     if next_turn:

@@ -64,14 +64,17 @@ def find_family(architecture: str) -> str:
 def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
     """Raise InputError where model_type names another family than `architectures` does.
 
-    A warning where it names none of those here: transformers goes by model_type, and servers by
-    architectures. `family`: of the architectures, such as "qwen2"."""
+    A warning where it names no published family (one whose checkpoints have a config.json):
+    transformers goes by model_type, and servers by architectures. `config_json` has
+    `architectures`, and `family` is the one that these name, such as "qwen2"."""
     model_type = config_json.get("model_type")
     if model_type in (None, model_type_of(family)):
         return
 
     both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
     for name in families.family.names():
+        # Without `settings` the family reads no config.json ("tiny"): a file with its name as
+        # model_type is not known to be of that family.
         is_published = families.family.load(name).traits.settings is not None
         if is_published and model_type == model_type_of(name):
             raise InputError(

@@ -66,15 +66,25 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
     It is one in a step with an evaluation (other metrics have values), or in a step where nothing
     else was logged. An empty cell among training values only means that the step was not evaluated.
     is_evaluation: bool[steps], where the main validation metric has a value.
+
+    For example, with avg@4 as the main metric:
+
+        step 10: train_reward 0.3, avg@4 0.5, best@4 empty     InputError: other metrics are there
+        step 20: train_reward 0.3, avg@4 empty, best@4 empty   not evaluated
+        step 30: all three empty                               InputError: nothing else is there
     """
     column_map = steps.column_map
     fields = {name: steps.fields[name] for name in column_map.validation_fields}
+    # STEP_FIELDS, such as step_seconds, are of steps with or without metrics: they too tell that a
+    # step was logged for something other than its evaluation.
     training_fields = [
         name for name in column_map.columns if is_training(name) or name in STEP_FIELDS
     ]
 
+    # blank_rows, value_rows: int[steps], the log's row with an empty cell or a value, or NO_ROW.
     has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
     is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
+    # Read only where still in question: columns that the import ignores, and elapsed time.
     is_alone &= ~steps.has_other_values(is_alone)
     for step in rows_where(has_empty_cell & (is_evaluation | is_alone)):
         for name, field in fields.items():

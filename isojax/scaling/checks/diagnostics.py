@@ -193,8 +193,9 @@ def reward_sensitivity(
 ) -> RewardSensitivity | None:
     """How much the reward differs between values of n, and between values of B_p, at one C.
 
-    C is the largest that most cells reached. None for fewer than two cells. draws: for the spreads'
-    intervals; None: no intervals."""
+    C is the largest that most cells reached. None for fewer than two cells; a spread is None where
+    fewer than two of the cells measured at C can be compared. draws: for the spreads' intervals;
+    None: no intervals."""
     if len(curves) < 2:
         return None
 
@@ -204,23 +205,23 @@ def reward_sensitivity(
     measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * MEASURED_TOLERANCE]
     return RewardSensitivity(
         C=C,
-        over_n=_reward_spread(measured_curves, lambda c: c.B_p, C, draws),
-        over_B_p=_reward_spread(measured_curves, lambda c: c.n, C, draws),
+        over_n=_reward_spread(measured_curves, held_fixed=lambda c: c.B_p, C=C, draws=draws),
+        over_B_p=_reward_spread(measured_curves, held_fixed=lambda c: c.n, C=C, draws=draws),
     )
 
 
 def _reward_spread(
     curves: Sequence[FittedCurve],
-    shared: Callable[[FittedCurve], int],
+    held_fixed: Callable[[FittedCurve], int],
     C: float,
     draws: PosteriorSamples | None,
 ) -> RewardSpread | None:
-    """The largest reward less the smallest, at C, among curves with the same value of `shared`.
+    """The largest reward less the smallest, at C, among curves alike in `held_fixed`.
 
-    shared: such as `lambda c: c.B_p`, so that curves of one B_p are compared, which differ in n.
+    held_fixed: such as `lambda c: c.B_p`: curves of one B_p are compared, which differ in n.
     The value that most curves have is taken, of equally frequent ones the smallest; None where it
     has one curve. draws: for the interval, low and high; None: no interval."""
-    groups = group_by(sorted(curves, key=shared), shared)
+    groups = group_by(sorted(curves, key=held_fixed), held_fixed)
     shared_value = max(groups, key=lambda value: len(groups[value]), default=0)
     group = groups.get(shared_value, [])
     if len(group) < 2:
