@@ -237,7 +237,8 @@ def test_an_error_in_a_plug_in_of_ones_own_names_its_file(isojax: Isojax, tmp_pa
         )
     (tmp_path / "my_format.py").write_text(FORMAT + "def read(path):\n    return None\n")
     (tmp_path / "my_empty.py").write_text(FORMAT + "def read(path):\n    return None\n")
-    assert "a.log: the format my_empty found no run" in error_of(isojax(*words, "my_empty"))
+    error = error_of(isojax(*words, "my_empty"))
+    assert "my_empty.py:3: the importer returned NoneType; expected a list" in error
 
 
 def test_a_place_that_is_not_open_to_us_is_one_message(
