@@ -311,9 +311,11 @@ def keep_undivided_whole(y: jax.Array, outputs: SizedAxes) -> jax.Array:
     """Products of a matrix, split over devices no further than the table splits the matrix.
 
     y: [*b, *outputs]. outputs: the names and sizes of the matrix's output axes, such as
-    (("kv_heads", 1), ("head_dim", 64)); the first may be one of INNER_AXES. Where fewer devices
-    than share a layer divide it, as a single key head, or matrices that are fused, y is
-    constrained to be whole over the others; else it is returned as it is.
+    (("kv_heads", 1), ("head_dim", 64)). Only the first may be split. If it is one of INNER_AXES and
+    its size does not allow a part for each of the devices that share a layer, y is constrained: it
+    is split over as many as divide it, and whole over the others. A single key head is whole on
+    all of them, and so are fused matrices, whose axis is called "fused" and is never split. In any
+    other case y is returned as it is.
 
     XLA would otherwise split a head in its middle, or fused matrices where none of them ends, and
     devices exchange the parts by permutations, for which devices may wait forever

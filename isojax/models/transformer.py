@@ -97,10 +97,12 @@ class ComputeOptions(NamedTuple):
 
 
 class Decoder:
-    """A policy's description, and the functions of its parameters. Hashable: it may be a static
-    argument."""
+    """A policy's description, and the functions of its parameters.
 
-    options = ComputeOptions()
+    Hashable, by identity: it may be a static argument of a jitted function, and must not be changed
+    once it has been one. `with_options` and `with_layers` give changed copies."""
+
+    options = ComputeOptions()  # the defaults, until `with_options` sets a copy's and its base's
 
     def __init__(self, config: ModelConfig, vocab: int | None = None):
         """Describe the policy of a config; no arrays are made.
@@ -118,12 +120,13 @@ class Decoder:
         self.architecture = architecture
         self._embedding = LayerDescription(architecture.embedding)
         self._norm = LayerDescription(architecture.norm)
+        # list[Spec]: of the parameters outside of the layers
         self._outer_specs = [*specs_of(architecture.embedding), *specs_of(architecture.norm)]
         if architecture.head is not None:
             self._outer_specs += specs_of(architecture.head)
 
         layers = describe_layers(architecture, config)
-        self.segments = layers.segments
+        self.segments = layers.segments  # list[Segment], periods of layers with their repeats
 
         # The base policy's: the same without adapters.
         self.base = self

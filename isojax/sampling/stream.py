@@ -257,10 +257,14 @@ def build_stream(
     def init_batch(
         problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray
     ) -> tuple[Any, SamplerState]:
-        """What chunks read in addition to the weights, as `StreamInputs` has it; and the state."""
+        """What chunks read in addition to the weights, as `StreamInputs` has it; and the state.
+
+        The key goes as its data, u32[2], of which `_shard_programs` makes a key again."""
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
         return batch_inputs, programs.start(*batch_inputs)
 
+    # programs.step(inputs, state): the state is donated. It alone has the loop over tokens, which
+    # GPU_OPTIONS are for.
     on_gpu = mesh.devices.flat[0].platform == "gpu"
     advance_chunk = jax.jit(
         programs.step,

@@ -63,7 +63,7 @@ def read(file: Path) -> list[LogTable]:
     rows: list[DataRow] = []
     config: dict[str, Any] = {}
     run: dict[str, Any] = {}
-    log = _split_records(file)
+    log = _split_records(file)  # all of the file is read here; `log.records` is a list
     for record in log.records:
         entry = parse_message(record_class, record, file)
         kind = entry.WhichOneof("record_type")
@@ -87,6 +87,9 @@ def read(file: Path) -> list[LogTable]:
         notes.append(
             "the last record is torn (the run was stopped while it was written) and is left out"
         )
+    # What the configs of TRL and verl, which log to W&B, give only by several entries, such as the
+    # rollouts of a step. It takes the place of a setting of the same name: verl's n is without the
+    # repeats of its forks.
     derived = trl_columns.rollouts_per_step(config) | verl_columns.derived_settings(config, rows)
     return [LogTable(str(file), tuple(rows), config | derived, notes=tuple(notes), **run)]
 

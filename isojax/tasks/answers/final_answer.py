@@ -203,10 +203,13 @@ class Statement(NamedTuple):
 
 
 def final_answer(response: str) -> Statement:
-    """The final answer of a response, without its thinking. The text is "" with Form.WHOLE where
-    the response takes the answer in its last box or tag back, or does not finish the box, and ""
-    with Form.SENTENCE where it takes back an answer that it states in another way. Where no answer
-    is marked as such, its last lines with Form.NOWHERE."""
+    """The final answer of a response, without its thinking.
+
+    An answer in the last box or tag that is taken back, or a box that is not finished, gives ""
+    with Form.WHOLE. An answer after #### or "the answer is" that is taken back gives "" with
+    Form.SENTENCE. Where no answer is marked as such, the text is the last lines, with
+    Form.NOWHERE.
+    """
     response = with_spaces_around_cjk(behind_thinking(_without_end_of_turn(response)))
 
     # A box behind the last tag states the answer; one inside the tag is found by the recursion.
@@ -214,15 +217,19 @@ def final_answer(response: str) -> Statement:
     if tag is not None and last_box_start(response) < tag.end:
         return _answer_in_tag(response, tag)
 
+    # The helpers below give None where there is no such answer, and "" where it is taken back.
     boxed = stated_box(response)
     if boxed is not None:
-        boxed = _LABEL_IN_BOX.sub(r"\1", boxed.lstrip(" ~"))  # LaTeX, where ~ is a space
+        # LaTeX, where ~ is a space. "Answer: 42" becomes "42"; what opened the label, such as
+        # \text{, stays, because its brace is closed behind the label.
+        boxed = _LABEL_IN_BOX.sub(r"\1", boxed.lstrip(" ~"))
         return Statement(normalize_answer(boxed), Form.WHOLE)
 
+    # "The answer is not 41; it is 42" becomes "The answer is 42".
     response = _NOT_BUT.sub(r"\1 ", _CODE_FENCE.sub("", response))
     marked = _behind_hashes(response)
     if marked is not None:
-        return Statement(marked, Form.SENTENCE)
+        return Statement(marked, Form.SENTENCE)  # normalized by `_behind_hashes`
 
     stated = _behind_answer_is(response)
     if stated is None:
