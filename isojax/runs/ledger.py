@@ -264,8 +264,8 @@ def read_runs(
 def default_metric(runs: Sequence[RunRecord]) -> str:
     """The metric a fit takes where none is asked for, such as "avg@4".
 
-    avg@k of the evaluations' k samples, else the first that the first run has recorded. InputError
-    without runs.
+    avg@k of the evaluations' k samples, else the first that the first run has recorded. That run
+    has an evaluation, as each that `read_run` returns. InputError without runs.
     """
     if not runs:
         raise InputError(

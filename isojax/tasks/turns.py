@@ -64,6 +64,7 @@ def find_reply(task: str) -> str | None:
     """The verifier that replies for a text task NAME or NAME:ARGUMENT, such as
     "isojax.tasks.turns:calculator"; None where it has no `reply`. InputError where the task's
     `reply` does not take (problem, turns)."""
+    # `reply` is the same for every ARGUMENT: what it needs of a problem it is given.
     name = task.partition(":")[0]
     reply = source.load(name).traits.reply
     if reply is None:

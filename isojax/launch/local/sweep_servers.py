@@ -48,12 +48,16 @@ def describe_samplers(config: Config, programs: SweepPrograms) -> list[str]:
 def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None:
     """InputError where the runs in the folder were sampled by another kind of server or model.
 
-    Without SERVERS_FILE, or an entry in it, nothing is compared.
+    Without SERVERS_FILE, or an entry in it, nothing is compared. An entry is a server's
+    `description` when the runs began, such as "rollouts": {"server": "vllm", "model": NAME}; one of
+    SGLang has no model.
     """
     path = folder / SERVERS_FILE
     stored = read_json_object(path) if path.is_file() else {}
     for use, server in servers_by_use(config, programs).items():
         before, now = stored.get(use), server.description
+        # Only today's keys are compared: one that the record alone has refuses nothing. One that the
+        # record lacks does: a key added to `description` would refuse all earlier runs.
         if before is None or now == {key: before.get(key) for key in now}:
             continue
         engines = f"{describe_engine(before)} (now {describe_engine(now)})"

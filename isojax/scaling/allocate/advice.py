@@ -316,6 +316,7 @@ def _likely_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> _Likel
     n, times_best = np.unique(best_n_in_draws, return_counts=True)
     # With many n none may reach MIN_P_BEST: the most frequent one counts in any case.
     often = min(MIN_P_BEST * len(rewards), times_best.max())
+    # By the mean and not by counts as above: its n need not be among those of `n`.
     best = int(rewards.mean(0).argmax())
     return _LikelyCells(
         B_p=int(ensemble.B_p[best]),

@@ -169,14 +169,20 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     where the run does not have the reward by the horizon, a C in rollouts."""
     noise = ensemble.fit.intervals
     samples = ensemble.samples
+    # From a tenth of the least C measured: a reward reached before that counts as reached there.
     C = np.geomspace(0.1 * float(samples.C_low.min()), horizon, BUDGETS)
-    rewards = samples.curves_as_seen(C[:, None])  # [BUDGETS, replicates, cells]
+    # [BUDGETS, replicates, cells], on the problems that were used. "As seen": with each cell's level
+    # as evaluations show it, without their doubt of it.
+    rewards = samples.curves_as_seen(C[:, None])
 
     # A run differs from its cell's curve by a random amount that all of its evaluations share. The
     # amount is that at the plateau; before, it is smaller in proportion to the progress s(C), which
     # rises from 0 to 1: the curve with R0 = 0 and A = 1.
+    # LUCK_SEED is fixed, so that a quote that is asked for again is the same.
     run_sd = 0.0 if noise is None else noise.run_sd
     run_deviation = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
+    # C_peak: [cells], where a cell's reward starts to fall, infinite where it does not.
+    # C_capped: [BUDGETS, 1, cells]; the others are [replicates, cells], and tail [replicates, 1].
     C_capped = np.minimum(C[:, None], samples.C_peak)[:, None]
     progress = curve_value(
         C_capped,

@@ -54,6 +54,9 @@ def exact_value(node: Node) -> Fraction:
         case Quantity(value):
             return exact_value(value)
         case Apply(function, arguments):
+            # Powers, factorials and binomials that would be huge, such as 2^(10^9), are refused
+            # before they are computed. Values of other functions have at most about as many digits
+            # as their arguments together, and are measured afterwards.
             value = _apply_exactly(function, [exact_value(argument) for argument in arguments])
             if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
                 raise Inexact

@@ -58,4 +58,5 @@ def _with_signs(node: Node, *, upper: bool) -> Node:
             return inner if is_plus else Apply("negate", (inner,))
         case Apply(function, arguments):
             return Apply(function, with_signs(arguments))
+    # Numbers and symbols have none. Those in a series, matrix, set operation or residue stay.
     return node
