@@ -56,8 +56,8 @@ def check_servers(config: Config, programs: SweepPrograms, folder: Path) -> None
     stored = read_json_object(path) if path.is_file() else {}
     for use, server in servers_by_use(config, programs).items():
         before, now = stored.get(use), server.description
-        # Only today's keys are compared: one that the record alone has refuses nothing. One that the
-        # record lacks does: a key added to `description` would refuse all earlier runs.
+        # Only today's keys are compared: one that the record alone has refuses nothing. One that
+        # the record lacks does: a key added to `description` would refuse all earlier runs.
         if before is None or now == {key: before.get(key) for key in now}:
             continue
         engines = f"{describe_engine(before)} (now {describe_engine(now)})"

@@ -171,8 +171,8 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     samples = ensemble.samples
     # From a tenth of the least C measured: a reward reached before that counts as reached there.
     C = np.geomspace(0.1 * float(samples.C_low.min()), horizon, BUDGETS)
-    # [BUDGETS, replicates, cells], on the problems that were used. "As seen": with each cell's level
-    # as evaluations show it, without their doubt of it.
+    # [BUDGETS, replicates, cells], on the problems that were used. "As seen": with each cell's
+    # level as evaluations show it, without their doubt of it.
     rewards = samples.curves_as_seen(C[:, None])
 
     # A run differs from its cell's curve by a random amount that all of its evaluations share. The
