@@ -90,15 +90,15 @@ def sampler_processes(config: Config, num_processes: int) -> int:
     InputError where none is left to train, or those that sample have no mesh.
     """
     if config.run.sampler_processes >= num_processes:
-        fix = "Start more (run.process_group.processes), or leave it out"
         raise InputError(
             where="run.sampler_processes",
             found=(
                 f"given {config.run.sampler_processes} of the {num_processes} processes of this run"
             ),
             expected="fewer, as the others train",
-            fix=f"{fix}.",
+            fix="Start more (run.process_group.processes), or leave it out.",
         )
+
     if config.run.sampler_processes and config.run.sampler_mesh is None:
         raise InputError(
             where="run.sampler_processes",
@@ -106,8 +106,9 @@ def sampler_processes(config: Config, num_processes: int) -> int:
                 f"given {config.run.sampler_processes} without run.sampler_mesh, "
                 "the mesh of their devices"
             ),
-            fix=("Set it to data=-1 for all of them on data, or leave run.sampler_processes out."),
+            fix="Set it to data=-1 for all of them on data, or leave run.sampler_processes out.",
         )
+
     return config.run.sampler_processes
 
 

@@ -134,16 +134,17 @@ def check_whole(file: GGUFFile) -> None:
     """Raise InputError where the file is a part of a model, or of one with experts."""
     parts = file.metadata.get("split.count", 1)
     if parts > 1:
-        fix = "Merge them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
         raise InputError(
             found=f"it is one of {parts} files of a model",
-            fix=f"{fix}.",
+            fix="Merge them with llama.cpp: llama-gguf-split --merge FIRST.gguf WHOLE.gguf.",
         )
+
     if EMBEDDING not in file.tensors:
         raise InputError(
             found=f"it has no {EMBEDDING}: no language model, or a part of one",
             fix=f"{HUB}.",
         )
+
     if file.settings.get("expert_count"):
         raise InputError(
             found=f"expert_count = {file.settings['expert_count']}",
