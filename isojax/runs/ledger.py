@@ -117,7 +117,7 @@ def write_run(folder: Path, run: RunRecord) -> None:
     That is records.jsonl and, where its device hours are known, timing.jsonl. InputError for a cell
     or a point that no run can have; FileExistsError where the folder is there.
     """
-    # Check first that the ledger could be read back, before a file is written.
+    # Check the cell and each point as a reader of the ledger would, before a file is written.
     header = header_row(run.cell, run.cell_hash)
     parse_cell(header, run.source)
     # asdict would copy every number of a point: of a million points, half a minute.
@@ -294,6 +294,7 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
             )
 
         if a.cell_hash != b.cell_hash:
+            # the names and values of settings; "" where a sweep's config is not there to compare
             difference = describe_difference(a, b)
             if difference:
                 different = f"different settings: {difference}"

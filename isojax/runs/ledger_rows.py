@@ -37,12 +37,13 @@ def header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
     """The first row of a cell's records.jsonl. cell_hash: of the settings that decide its result.
 
     {"kind": "cell", "schema": 1, "B_p": 16, "n": 8, "seed": 0, "cell_hash": "..."}, and for a
-    schedule its name and stages.
+    schedule its name, its stages, n_max, and is_of_spend, whether `isojax spend` made it.
     """
     row: dict[str, Any] = {"kind": "cell", "schema": SCHEMA}
     row |= {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed}
     if cell.schedule:
-        # where the gradient decides, its first stage: the points' C and M tell the others
+        # With n_max, the gradient decides during the run when n grows: only the first stage is
+        # known here, and the points' C and M tell the others.
         stages = cell.stages[:1] if cell.n_max else cell.stages
         row |= {"schedule": cell.schedule, "stages": [list(stage) for stage in stages]}
         if cell.n_max:
@@ -195,7 +196,8 @@ def parse_point(row: Row | EvalPoint, location: str) -> EvalPoint:
 def _check_ranges(point: EvalPoint) -> None:
     """ValueError for an evaluation with numbers that no run can measure.
 
-    Such as negative counts, an average above 1, or averages that contradict its counts.
+    Such as negative counts, an average above 1, or averages that contradict its counts: for each
+    validation problem the sum of its samples' rewards, in `extra` those of further problem sets.
     """
     _check_range("samples", point.samples, MAX_SAMPLES)
     for count in chain(point.counts, *point.extra.values()):
@@ -277,6 +279,7 @@ def _with_schedule(cell: Cell, header: Row, location: str) -> Cell:
         if type(is_of_spend) is not bool:
             raise ValueError("is_of_spend is neither true nor false")
 
+        # A schedule is valid where its text is read back as the same stages.
         is_schedule = name != "" and parse_schedule(schedule_text(stages)) == stages
         if not is_schedule or (stages[0].B_p, stages[0].n) != (cell.B_p, cell.n):
             raise ValueError("its stages are no schedule")

@@ -132,7 +132,8 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
     """Notes on runs of one (B_p, n) whose logs seem to have measured different things.
 
     They would count as its seeds, though the names of their logs differ in words such as "gsm8k"
-    and "aime". InputError where one is of training and another of validation.
+    and "aime" (`words_of_source`). InputError where one is of training and another of validation.
+    Only the part of a log's path below the folder that all logs share counts.
     """
     logs = [_log_of_run(run) for run in runs]
     depth = depth_of_shared_folder([Path(log).parent for log in logs])
@@ -151,8 +152,9 @@ def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
         differing = " and ".join(sorted(words ^ first_words))
         place = f"B_p = {run.cell.B_p}, n = {run.cell.n}"
         problem = f"{first_log} and {log} differ in what their names say was measured ({differing})"
-        is_other_split = is_of_training(name) != is_of_training(first_name)
-        if is_other_split and (words | first_words) & HELD_OUT:
+        only_one_is_of_training = is_of_training(name) != is_of_training(first_name)
+        one_is_held_out = bool((words | first_words) & HELD_OUT)  # has a word such as val or eval
+        if only_one_is_of_training and one_is_held_out:
             raise InputError(
                 where=place,
                 found=problem,

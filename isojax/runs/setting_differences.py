@@ -21,7 +21,7 @@ def describe_difference(a: RunRecord, b: RunRecord) -> str:
 
     config = Config().model_dump(mode="json")
     defaults = dict(flatten({"cell": config["cell"], "run": config["run"]}))
-    defaults["run.evaluations"] = Config().run.evaluations
+    defaults["run.evaluations"] = Config().run.evaluations  # a property, which no dump has
 
     texts = []
     for name in sorted(settings_a.keys() | settings_b.keys()):

@@ -38,6 +38,7 @@ def read_spending(folder: Path) -> Spending | None:
         place = ".".join(map(str, first["loc"]))
         raise _unreadable(path, f"{place}: {first['msg']}" if place else first["msg"]) from e
 
+    # A leg's n may be higher than that of its cell, with which the run began.
     sizes = [spending.budget]
     for leg in spending.legs:
         sizes += [leg.cell.B_p, leg.cell.n, leg.n]

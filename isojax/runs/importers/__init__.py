@@ -51,9 +51,10 @@ class ImporterTraits:
     def __post_init__(self) -> None:
         """InputError where `fields` has no field of a ledger, or one text in place of columns."""
         for field, columns in self.fields.items():
+            # as metric:NAME, train:NAME or avg@4
             is_metric = field.startswith(METRIC_PREFIXES) or METRIC_AT_K.fullmatch(field)
             if field not in FIELD_HELP and not is_metric:
-                (nearest,) = nearest_names(field, list(FIELD_HELP))
+                (nearest,) = nearest_names(field, list(FIELD_HELP))  # always one
                 raise InputError(
                     where="@importer",
                     found=f"fields has {field!r}",

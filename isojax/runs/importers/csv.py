@@ -5,7 +5,12 @@ long    one row per value: columns run, metric, step and value (or METRIC_NAMES 
 wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each run, and its __MIN
         and __MAX
 
-A file of TensorBoard's scalars page is one tag of a run (runs/logs/tag_files.py)."""
+A file of TensorBoard's scalars page is one tag of a run (runs/logs/tag_files.py).
+
+A table is read by columns. A row may lack a column; a cell `is_present` if its row has it,
+`is_blank` if it is absent or empty, and `is_missing` if it is blank or says NaN, NA or the like.
+Of a LogTable, `one_run=False` says that its rows may be of several runs, and `is_export` that
+people made it, so that NaN means "not logged"."""
 
 import re
 from collections import defaultdict
@@ -144,7 +149,7 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     rows = table.rows
     names = rows.column(metric)
     values = rows.column(value)
-    for row in rows_where(names.is_blank):
+    for row in rows_where(names.is_blank):  # the first such row is refused
         location = rows.place(row).location
         raise InputError(
             where=location,
@@ -156,13 +161,14 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     columns = {name: rows.column(name) for name in table.columns if name not in (metric, value)}
     metrics = list(dict.fromkeys(names))
     for name in metrics:
-        columns[name] = values.where(names.ask(partial(eq, name)))
+        is_of_metric = names.ask(partial(eq, name))  # bool[rows]
+        columns[name] = values.where(is_of_metric)  # the other rows lack this column
     return LogTable(
         table.source,
         rows.with_columns(columns),
         one_run=False,
         is_export=True,
-        only_metric=metrics[0] if len(metrics) == 1 else "",
+        only_metric=metrics[0] if len(metrics) == 1 else "",  # then it may be the reward
     )
 
 
@@ -193,8 +199,10 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
         values: dict[str, Column] = {}
         for column, metric in metrics.items():
             cells = table.rows.column(column)
-            nan_count += int((cells.is_missing & ~cells.is_blank).sum())
+            says_nan = cells.is_missing & ~cells.is_blank
+            nan_count += int(says_nan.sum())
             values[metric] = cells.where(~cells.is_missing)
+        # bool[rows]: where the run has a value of any metric
         is_logged = np.logical_or.reduce([cells.is_present for cells in values.values()])
         rows = table.rows.with_columns({clock: table.rows.column(steps), **values})
         rows_of_run[run] = rows.take(is_logged)

@@ -83,7 +83,8 @@ def find_logs(folder: Path) -> list[Path]:
 def read(path: Path) -> list[LogTable]:
     """An event file, or all event files of a folder, as the table of one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
-    # A run that was killed before its first flush leaves an empty file.
+    # A run that was killed before its first flush leaves an empty file. Where all are empty, they
+    # stay, to be refused by name.
     files = [file for file in files if file.stat().st_size] or files
 
     series: ScalarSeries = defaultdict(list)
@@ -118,6 +119,7 @@ def read(path: Path) -> list[LogTable]:
             fix="Leave it out.",
         )
 
+    # B, computed from the arguments of TRL's trainer; {} where the run has none of them
     config |= trl_columns.rollouts_per_step(config)
     return [LogTable(str(path), _rows(path, series, time_of_step), config, notes=tuple(notes))]
 

@@ -108,6 +108,7 @@ def read(path: Path) -> list[LogTable]:
             f"num_iterations = {iterations}: B_p counts the new problems per update; "
             "a gradient is over more"
         )
+    # B, computed from several of the arguments; {} where they are not all there
     config |= trl_columns.rollouts_per_step(config)
     return [LogTable(str(file), rows, config, notes=tuple(notes))]
 

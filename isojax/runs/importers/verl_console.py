@@ -114,7 +114,9 @@ def read(path: Path) -> list[LogTable]:
     has_last_line_end = bool(numbered) and numbered[-1][1].endswith("\n")
     steps = _read_steps(path, lines, has_last_line_end)
 
-    # Each start prints its config. Leave out starts that failed at once: no step follows them.
+    # Each start prints its config. Leave out starts that failed at once: no step follows them
+    # before the next start. (A row's index counts lines from 0, a config's line from 1, so the
+    # first line compared is the one after the config's.)
     starts = [*_printed_configs(lines), _Config(len(numbered) + 1, {})]
     configs = [
         config
@@ -132,6 +134,7 @@ def read(path: Path) -> list[LogTable]:
         config |= settings
     if configs:
         config |= configs[-1].settings
+    # what follows from several settings, such as the devices; it replaces one of the same name
     config |= verl_columns.derived_settings(config, steps.rows)
     run = str(config.get("trainer.experiment_name", ""))
     return [LogTable(str(path), tuple(steps.rows), config, run=run, notes=tuple(steps.notes))]
@@ -161,8 +164,8 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
         # row's.
         follows_step = len(rows) > 0 and rows[-1].index == line.number - 2
         if follows_step and not line.prefix and _WRAPPED.match(line.text):
-            # A single such line may be some program's output; a second one shows that lines are
-            # wrapped.
+            # A single such line may be some program's output, so that it gets a note; a second
+            # one shows that lines are wrapped.
             if notes:
                 raise InputError(
                     found=f"{path}, {notes[0]}, and so does line {line.number}",

@@ -1,6 +1,7 @@
 """Finds the column of each field in a log: by `--map FIELD=COLUMN`, otherwise by the names that the
 log's format is known to use. A field that is missing or not unique is an InputError, which names
-the --map to type."""
+the --map to type. In a table, `is_unlogged` is bool[rows]: where a row has no value of a column, or
+lacks the column."""
 
 import math
 import re
@@ -108,9 +109,11 @@ def map_columns(table: LogTable, field_map: FieldMap, known_columns: KnownColumn
         if detected["step"] == "_step" and "rollouts" not in all_columns:
             _reject_logging_calls(table, all_columns, metrics)
     elif "step" in columns and "_step" in table.columns:
+        # In W&B's logs, an evaluation may be a call without the trainer's step, which the user
+        # mapped.
         table = _fill_steps(table, all_columns, metrics)
 
-    column_map = ColumnMap(table, all_columns, constants, frozenset(detected))
+    column_map = ColumnMap(table, all_columns, constants, detected=frozenset(detected))
     _require_fields(column_map, known_columns)
     return column_map
 
@@ -132,9 +135,11 @@ def _detect_columns(
         if column is None:
             continue
 
-        # A trainer's config has 0 for a setting that it does not use: too low to be one.
+        # A trainer's config has 0 for a setting that it does not use, such as n: too low to be one.
+        # A column of the rows is not in the config, and is not compared: 1 is never too low.
         setting = parse_number(table.config.get(column, 1)) or 0
-        if setting >= LOWEST_VALUES.get(field, -math.inf):
+        lowest = LOWEST_VALUES.get(field, -math.inf)  # 0 or 1 for a field of whole numbers
+        if setting >= lowest:
             detected[field] = column
     return detected
 
@@ -154,7 +159,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         )
     if number is None and "{}" not in text:
         columns = [name for name in table.columns if name not in _CLOCK_COLUMNS] or table.columns
-        (nearest,) = nearest_names(text, columns)
+        (nearest,) = nearest_names(text, columns)  # always one
         raise InputError(
             where=table.source,
             found=f"no column {text!r} for {field}",
@@ -174,6 +179,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
     if number is None:
         return number_in_names(field, text, table)
+    # "1.000" for a field of whole numbers: one, or a thousand?
     if field in LOWEST_VALUES and DOT_OF_THOUSANDS.fullmatch(text):
         raise InputError(
             where=f"--map {field}={text}",
@@ -258,12 +264,15 @@ def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[st
     if not re.search("te+t", kinds):  # e: a row of an evaluation, t: one of training
         return False
 
-    # bool[columns, rows]
+    # bool[columns, rows], and then bool[columns]
     logged = np.stack([~table.is_unlogged(run.column(name)) for name in run.names])
-    shared = logged[:, is_evaluation].any(axis=1) & logged[:, ~is_evaluation].any(axis=1)
-    of_all_rows = logged.all(axis=1)
-    columns_of_training = logged[:, ~is_evaluation].sum(axis=0)
-    return bool((shared == of_all_rows).all() and (columns_of_training > shared.sum()).all())
+    in_both_kinds = logged[:, is_evaluation].any(axis=1) & logged[:, ~is_evaluation].any(axis=1)
+    in_all_rows = logged.all(axis=1)
+    shares_only_columns_of_all_rows = (in_both_kinds == in_all_rows).all()
+    # Each training row also has a column that no evaluation has.
+    columns_per_training_row = logged[:, ~is_evaluation].sum(axis=0)
+    has_columns_alone = (columns_per_training_row > in_both_kinds.sum()).all()
+    return bool(shares_only_columns_of_all_rows and has_columns_alone)
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
@@ -284,6 +293,8 @@ def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[s
     steps = table.cells.column(columns["step"])
     is_unlogged = table.is_unlogged(steps)
     logged_steps = steps.where(~is_unlogged).or_else(0)
+    # int[rows]: the last row with a step, up to this one; row 0 before the first, where
+    # `logged_steps` has the 0 then.
     last_logged = np.maximum.accumulate(np.where(is_unlogged, 0, np.arange(len(steps))))
     codes = np.where(
         _is_evaluation(table, table.cells, metrics), logged_steps.codes[last_logged], steps.codes
@@ -304,7 +315,7 @@ def _detect_column(
     """
     for name in names:
         matches = glob_filter(table.columns, name)
-        # A column called reward may be the training reward: others come before it.
+        # A column called reward may be the training reward: with others, the user has to choose.
         if field == name == "reward" and matches:
             matches = [*_validation_metrics_beside_reward(table, field_map), name]
         if len(matches) > 1 and field == "reward":
@@ -316,6 +327,7 @@ def _detect_column(
             )
         if matches:
             return matches[0]
+    # A table of one metric, such as a chart's, has no other column for the reward.
     return table.only_metric if field == "reward" and _is_reward(table.only_metric) else None
 
 
@@ -396,7 +408,9 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
     columns = f"The columns are {list_some(table.columns)}"
     runs = _columns_that_may_be_runs(table, known_columns) if missing[:1] == ["reward"] else []
     if runs:
-        maps = ",".join(filter(None, ["reward=*", map_of_names(runs)]))
+        # "n=n{},B_p=32" where the columns' names hold n, else ""
+        n_and_B_p = map_of_names(runs)
+        maps = ",".join(filter(None, ["reward=*", n_and_B_p]))
         raise InputError(
             where=table.source,
             found=(

@@ -45,12 +45,12 @@ def logs_of_folder(folder: Path, log_importer: Importer) -> list[Path]:
         if path.name.lower().endswith(endings) or _is_detected(path, log_importer, own_importers):
             logs.append(path)
     if not logs:
-        expected = f"no file that ends in {' or '.join(traits.suffixes or ())}"
+        what_is_missing = f"no file that ends in {' or '.join(traits.suffixes or ())}"
         if not endings:
-            expected = f"no log of the format {log_importer.name}"
+            what_is_missing = f"no log of the format {log_importer.name}"
         raise InputError(
             where=folder,
-            found=f"holds {expected}",
+            found=f"holds {what_is_missing}",
             fix="Name the logs themselves.",
         )
     return sorted(logs, key=_numbers_as_numbers)
@@ -154,7 +154,7 @@ def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
         if one.traits.folder_pattern and paths_below(folder, one.traits.folder_pattern)
     ]
     if marked:
-        return _names_of_surest(marked)
+        return _names_of_most_specific(marked)
 
     names: set[str] = set()
     for file in paths_below(folder) if importers else ():
@@ -165,12 +165,12 @@ def _formats_of_folder(folder: Path, importers: Sequence[Importer]) -> set[str]:
 
 def _formats_of_file(log: LogStart, importers: Iterable[Importer]) -> set[str]:
     """The names of the formats whose importers detect a file, mostly one; empty for none."""
-    return _names_of_surest(
+    return _names_of_most_specific(
         [one for one in importers if one.traits.detect and one.traits.detect(log)]
     )
 
 
-def _names_of_surest(detected: Sequence[Importer]) -> set[str]:
+def _names_of_most_specific(detected: Sequence[Importer]) -> set[str]:
     """The names of importers, without the general ones (such as csv) if there is another."""
     special = [one for one in detected if not one.traits.is_general]
     return {one.name for one in special or detected}

@@ -63,6 +63,8 @@ def read_logs(
     left_out = 0  # logs or runs
     depth = depth_of_shared_folder([path if path.is_dir() else path.parent for path in paths])
     for log, may_be_skipped in _logs_of_paths(paths, log_importer):
+        # `may_take`: the path has no word of --leave-out. `takes`, below: and it has one of --only,
+        # if that is given, or the name of a run in the log has.
         source = path_below(depth, str(log.source))
         if not choice.may_take(source):
             left_out += 1
@@ -70,6 +72,7 @@ def read_logs(
 
         try:
             tables = _read_tables(log, log_importer, whole_lines, field_map)
+            # called with a run's name
             takes_run = None if choice == TAKE_ALL else partial(choice.takes, source)
             gathered = gather_runs(
                 tables, field_map, settings or {}, log_importer.traits.fields, takes_run
@@ -200,7 +203,7 @@ def _check_tables(tables: Any, log_importer: Importer) -> list[LogTable]:
                 found=f"the importer returned a list with {type(table).__name__} in it",
                 expected=expected,
             )
-        if isinstance(table.rows, RowTable):
+        if isinstance(table.rows, RowTable):  # its rows are made as DataRows when asked for
             continue
         for row in table.rows:
             if not isinstance(row, DataRow) or not isinstance(row.values, Mapping):
@@ -267,6 +270,7 @@ def gather_runs(
     # Map the columns of each table, and group its rows into runs.
     log_runs: list[LogRun] = []
     for mapped in mapped_tables:
+        # The user's --map goes before the table of settings.
         settings_of_run = settings_of(mapped.table, settings)
         map_of_run = {**settings_of_run, **mapped.field_map}
         scale_is_auto = map_of_run.get("scale") == AUTO_SCALE
@@ -287,7 +291,7 @@ def gather_runs(
 
 class _RemainingRuns(NamedTuple):
     mapped: MappedTable
-    left_out: int  # how many runs were in the table before
+    left_out: int  # how many runs were taken out of it
 
 
 def _leave_out_runs(
@@ -310,6 +314,7 @@ def _leave_out_runs(
         return _RemainingRuns(replace(mapped, table=replace(table, rows=())), 1)
 
     names = table.cells.column(column)
+    # bool[rows]; a row without a name is kept
     is_left_out = names.ask(lambda name: not is_blank(name) and not takes_run(str(name)))
     left_out = {str(name) for name in names.take(is_left_out)}
     remaining = replace(table, rows=table.cells.take(~is_left_out))

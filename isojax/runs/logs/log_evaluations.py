@@ -1,6 +1,13 @@
 """Turns the rows of one run into its evaluations: training metrics are averaged since the last
 evaluation, C follows from the steps where a log has no rollouts, and tokens from mean lengths where
-it has no tokens."""
+it has no tokens.
+
+A step of a run has one row of the log or more, and an index from 0. `steps.fields[NAME]` has for
+each step the value of a field, or None, and which row has it (`value_rows`), or has a cell without
+a number: `blank_rows` an empty one, `nan_rows` one that says "not logged", such as NaN in a table
+that people exported, `not_finite_rows` NaN or infinity as a trainer measured it. These are indices
+of rows, NO_ROW where a step has no such cell. STEP_FIELDS are what a step may have besides metrics,
+such as step_seconds."""
 
 import re
 from collections import Counter
@@ -52,8 +59,9 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
     cell: its B_p, n and seed; source: the log, as messages name it. InputError, with file and line,
     where the run cannot be used.
     """
-    # All arrays and lists here have an entry for each step; `evaluated` are those with the main
-    # validation metric.
+    # C, tokens, hours, counts and is_evaluation have an entry for each step; `evaluated` are the
+    # indices of the steps with the main metric; metrics, train, samples, tokens_so_far and
+    # device_hours have an entry for each of these.
     steps = join_steps(rows, column_map)
     C = cumulative_rollouts(steps, cell)
     tokens = estimated_tokens(steps, C)
@@ -86,7 +94,7 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
     has_steps = "step" in column_map
     points = [
         EvalPoint(
-            target=C[step],
+            target=C[step],  # other trainers have no grid of C at which to evaluate
             M=steps.clocks[step] if has_steps else round(C[step] / cell.B),
             rollouts=C[step],
             tokens=tokens_so_far[i],
@@ -105,7 +113,7 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
     ]
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
     record = RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices)
-    not_finite += describe_last_cells(steps, is_evaluation)
+    not_finite += describe_last_cells(steps, is_evaluation)  # where the run may have diverged
     return ReadRun(record, notes, not_finite, count_unlogged(steps))
 
 
@@ -129,13 +137,14 @@ def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[
             value = clip_rounding(field.values[step] * scale)
             if not 0 <= value <= 1:
                 cell = column_map.describe_cell(name, steps.rows.place(field.value_rows[step]))
-                others = rewards_within_one(column_map.table)
+                # "Name one that is: --map reward=...", or ""
+                advice = rewards_within_one(column_map.table)
                 raise InputError(
                     where=cell,
                     found=f"given {value:.12g}",
                     expected="a number in [0, 1]",
                     fix=(
-                        f"{others}Percent: --map scale=0.01; otherwise correct it, or name "
+                        f"{advice}Percent: --map scale=0.01; otherwise correct it, or name "
                         "another column."
                     ),
                 )
@@ -160,7 +169,8 @@ def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]
         match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
         return [int(match[1]) if match else 0] * len(evaluated)
 
-    # In the row that has the counts, where a step has one, else in the step's first row.
+    # In the row that has the counts, where a step has one, else in the step's first row. The arrays
+    # are int[evaluated], indices of rows.
     rows = np.searchsorted(steps.step_of_row, evaluated)
     if "counts" in steps.fields:
         counts = steps.fields["counts"]
@@ -232,29 +242,31 @@ def _require_rising_rollouts(
 def _describe_rows_left_out(steps: RunSteps, evaluated: Sequence[int]) -> list[str]:
     """Notes on rows of the log that are of no use.
 
-    Those are training rows after the last evaluation, and rows without any metric. evaluated:
-    indices of steps.
+    Those are training rows after the last evaluation, and rows without any metric. The rows of one
+    step are counted as one. evaluated: indices of steps.
     """
     column_map = steps.column_map
     notes = []
     is_training_step = steps.any_known(filter(is_training, column_map.columns))
-    training_rows = int(is_training_step[evaluated[-1] + 1 :].sum())
-    if training_rows:
-        notes.append(f"{training_rows} training rows after the last evaluation are left out")
+    training_steps = int(is_training_step[evaluated[-1] + 1 :].sum())
+    if training_steps:
+        notes.append(f"{training_steps} training rows after the last evaluation are left out")
 
-    has_metric: Mask = steps.any_known([*column_map.metric_fields, *STEP_FIELDS])
-    # Other notes count the cells that have no number.
+    has_value: Mask = steps.any_known([*column_map.metric_fields, *STEP_FIELDS])
+    # Other notes (`count_unlogged`, `describe_not_finite`) count the steps at which the main metric
+    # has a cell without a number.
     main_field = steps.fields[column_map.main_metric]
-    has_cell = (main_field.nan_rows != NO_ROW) | (main_field.not_finite_rows != NO_ROW)
-    others = int((~has_metric & ~has_cell).sum())
-    if others:
+    is_nan = main_field.nan_rows != NO_ROW
+    is_not_finite = main_field.not_finite_rows != NO_ROW
+    other_steps = int((~has_value & ~is_nan & ~is_not_finite).sum())
+    if other_steps:
         metric = column_map.columns[column_map.main_metric]
-        notes.append(f"{others} rows without {metric}, which hold other values, are left out")
+        notes.append(f"{other_steps} rows without {metric}, which hold other values, are left out")
     return notes
 
 
 def _metrics_without_steps(steps: RunSteps) -> list[str]:
-    """A note for each mapped training metric that has values only in rows without a step.
+    """A note for each training metric of the user's --map with values only in rows without a step.
 
     It is left out; the note suggests another column for the step.
     """

@@ -203,6 +203,7 @@ def read_log_objects(path: Path) -> LogObjects:
     check_log_file(path)
     text = read_text(path)
     if re.match(r"\s*\[\s*\{", text):
+        # Each object as a numbered line, as `read_objects` takes them.
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
         rows = [
             replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)
@@ -237,7 +238,7 @@ def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
     except InputError:  # of several objects, one on a line
         return []
 
-    columns = list(frame.values())
+    columns = list(frame.values())  # by COLUMNS_OF_FRAME, the text begins as an object of objects
     if not all(isinstance(column, dict) for column in columns):
         return []
     keys = columns[0].keys()
@@ -345,7 +346,7 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
         return settings[name]
 
     expected_name = table.run or Path(table.source).name
-    (nearest,) = nearest_names(expected_name, list(settings))
+    (nearest,) = nearest_names(expected_name, list(settings))  # always one
     raise InputError(
         where="--settings",
         found=f"no row for {table.label}",

@@ -23,7 +23,8 @@ def number_in_names(field: str, text: str, table: LogTable) -> int:
     of the file (8 in runs/n8/log.jsonl). The path is not tried where a longer word of the names
     ends as the pattern does (gen4, for n{}): the user may have meant that word."""
     template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
-    # A pattern begins where a word does: n{} finds nothing in gen4.
+    # A pattern begins where a word does: n{} finds nothing in gen4. One that begins with the number
+    # finds 8 in "run-8", and nothing in "n8".
     if text[0].isalpha():
         before = "(?<![A-Za-z])"
     elif text[0] in "{0123456789":

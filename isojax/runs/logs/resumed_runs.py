@@ -137,7 +137,7 @@ def _keep_latest(
     latest: list[_ClockedRow] = []
     repeated = 0
     for rows in parts:
-        # whether this step, and the one before, are there twice
+        # whether the step of the last row, and the step before it, are there twice
         is_twice = earlier_is_twice = False
         for i, row in enumerate(rows):
             clock = column_map.read(clock_field, row)
@@ -156,7 +156,8 @@ def _keep_latest(
                     ),
                 )
 
-            # One step may be there twice, where a run was stopped in it; two in a row are not.
+            # One step may be there twice, where a run was stopped in it; two in a row are not. A
+            # part that begins at the step of the row before it shows that this step is there twice.
             if not latest or clock != latest[-1].clock:
                 is_twice, earlier_is_twice = False, is_twice
             is_twice |= i > 0 and begins and latest[-1].clock == clock

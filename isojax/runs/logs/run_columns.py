@@ -64,7 +64,7 @@ def split_run_columns(
     left out later); None for all."""
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
-    if table.one_run or table.run:
+    if table.one_run or table.run:  # the table of one run, by its format or because it is named
         if is_pattern:
             field_map = {**field_map, "reward": _only_column(table, pattern, known_columns)}
         return [MappedTable(table, field_map)]

@@ -129,7 +129,7 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
     names the first run of each.
     """
     run_of_metric: dict[_Metric, LogRun] = {}
-    for run in reversed(runs):
+    for run in reversed(runs):  # so that the first run of each metric stays
         field = run.column_map.main_metric
         column = run.column_map.columns[field] if field == "reward" else ""
         run_of_metric[_Metric(run.column_map.ledger_name(field), column)] = run

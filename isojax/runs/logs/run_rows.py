@@ -86,7 +86,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     for first, rows_of_run in rows.group_by(first_rows).items():
         run = LogRun(column_map, names[first], *settings[first], rows=rows_of_run)
         _reject_kinds_of_rows(run, is_only_run=run_count == 1 and not has_names)
-        rows_in_order = _join_metrics(rows_of_run, column_map)
+        rows_in_order = _interleave_metrics(rows_of_run, column_map)
         if _has_any(rows_in_order, metric_columns).any():
             runs.append(replace(run, rows=rows_in_order))
     return runs
@@ -122,7 +122,7 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
     are in another column.
     """
     rows = column_map.table.cells
-    needed = [
+    metrics_and_step = [
         name for name in column_map.columns if is_validation(name) or name == column_map.clock_field
     ]
     settings = [
@@ -136,13 +136,14 @@ def _rows_of_runs(column_map: ColumnMap) -> RowTable:
     for name in settings:
         lacks_setting |= column_map.cells(name, rows).is_blank
 
-    lacks_needed = np.ones(len(rows), np.bool_)
-    for name in needed:
-        lacks_needed &= column_map.is_unlogged(name, rows)
+    lacks_metrics_and_step = np.ones(len(rows), np.bool_)
+    for name in metrics_and_step:
+        lacks_metrics_and_step &= column_map.is_unlogged(name, rows)
 
     # A row with a metric that lacks a setting is kept here, and refused where it is read.
     says_its_run = ~lacks_setting | _has_any(rows, metric_columns)
-    return rows.take(says_its_run & ~lacks_needed & _has_any(rows, column_map.step_columns))
+    has_value_of_step = _has_any(rows, column_map.step_columns)
+    return rows.take(says_its_run & ~lacks_metrics_and_step & has_value_of_step)
 
 
 def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
@@ -172,9 +173,11 @@ def _reject_kinds_of_rows(run: LogRun, is_only_run: bool) -> None:
         ]
         logged_kinds = [kind for kind in kind_of_row if kind]
         kinds = list(dict.fromkeys(logged_kinds))
+        # Kinds that follow one another change one time less than there are kinds.
         changes = sum(a != b for a, b in pairwise(logged_kinds))
         alternate = names_kinds and 2 <= len(kinds) <= changes
 
+        # the kinds of the two rows between which the step does not rise
         kinds_at_falls = compress(pairwise(kind_of_row), steps_fall)
         changes_at_fall = any(before != after for before, after in kinds_at_falls)
         follow_one_another = changes_at_fall and _are_measurements(column, kinds)
@@ -219,7 +222,7 @@ def _are_measurements(column: str, kinds: Sequence[str]) -> bool:
     return len({words_of_source(kind) & measured for kind in kinds[:_MOST_KINDS]}) > 1
 
 
-def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
+def _interleave_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
     """The rows of a run sorted by step, where a file has one metric after another.
 
     That is where steps fall in the file, and rise within each metric's rows; else the rows stay as
@@ -278,6 +281,7 @@ def _reject_mixed_settings(
     clock_field = column_map.clock_field
     clocks = column_map.read_all(clock_field, rows)
     rises = [before < after for before, after in pairwise(clocks)]  # from each row to the next
+    # A run is known by its first row; of its rows, the last one stays in the dictionary.
     last_row_of_run = {first: row for row, first in enumerate(first_rows)}
     all_rise = all(rises)
     runs_after_first = list(last_row_of_run)[1:]

@@ -1,5 +1,9 @@
 """One run's rows joined by step: what each step has of each field, and in which row of the log that
-stands."""
+stands.
+
+CUMULATIVE_FIELDS are sums since the start (rollouts, tokens, device_hours), STEP_FIELDS what a step
+has besides metrics, such as step_seconds. In a trainer's log NaN is a value that was not finite; in
+a table that people exported it says, as an empty cell does, that nothing was logged."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +21,7 @@ from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, STEP_FIELDS
 
 RowNumbers = NDArray[np.integer]
 NO_ROW = -1
-ELAPSED = "elapsed_seconds"
+ELAPSED = "elapsed_seconds"  # a field: a column of seconds since the start
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class RunSteps:
         value, though it is read.
         """
         table = self.column_map.table
-        # A clock that all rows have does not tell what a row is: it counts as a further value.
+        # Fields that are read do not count, but for the elapsed time: all rows may have it, so it
+        # does not tell what a row is.
         field_columns = {
             column for name, column in self.column_map.columns.items() if name != ELAPSED
         }
@@ -161,12 +166,14 @@ def _join_field(
     valid. A value that is NaN or infinite is passed over, not refused, where nobody can be
     asked to correct it: in a trainer's own log, and in a column that no --map names."""
     cells = rows.column(column_map.columns[name])
+    # bool[rows]; a row that lacks the column is blank in it
     is_blank = cells.is_blank
     is_unlogged = column_map.table.is_unlogged(cells)
-    is_nan = is_unlogged & ~is_blank
+    is_nan = is_unlogged & ~is_blank  # in an exported table alone
     is_not_finite = cells.ask(_is_not_finite) & ~is_unlogged
 
-    # bool[rows]: cells without a number that are passed over, and those of them that a note names
+    # bool[rows]: cells without a number that are passed over (any other is refused as it is read
+    # below), and those of them that a note names
     nowhere = np.zeros(len(rows), np.bool_)
     if is_training(name) and name in column_map.detected:
         is_ignored, is_noted = is_not_finite, nowhere

@@ -192,6 +192,7 @@ def _seconds_of_steps(steps: RunSteps) -> NotedSeconds:
         or column_map.columns.get("step_seconds") == "step_seconds"
     )
     if durations and may_be_elapsed:
+        # InputError if they surely are since the start; a note if they may be; else ""
         note = check_durations(durations, _describe_first(steps, "step_seconds"))
         notes += [note] if note else []
 

@@ -1,5 +1,10 @@
 """Cells of a run's metrics without a number: empty, or NaN. In a table that people exported, NaN
-says that nothing was logged; in a trainer's log, that a value was not finite."""
+says that nothing was logged; in a trainer's log, that a value was not finite.
+
+`steps.fields[NAME]` has for each step, known by its index from 0, which row of the log has a cell
+of a field: `value_rows` with a value, `blank_rows` an empty one, `nan_rows` one that says "not
+logged", such as NaN in an exported table, `not_finite_rows` NaN or infinity as a trainer wrote it.
+These are indices of rows, NO_ROW where a step has no such cell."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +39,7 @@ def refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) ->
     """
     column_map = steps.column_map
     main_metric = column_map.main_metric
-    reject_empty_cells(steps, is_evaluation=np.zeros(len(steps), np.bool_))
+    reject_empty_cells(steps, is_evaluation=np.zeros(len(steps), np.bool_))  # may refuse it
 
     nan_rows = steps.fields[main_metric].nan_rows
     nan_rows = nan_rows[nan_rows != NO_ROW]
@@ -81,7 +86,7 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
         name for name in column_map.columns if is_training(name) or name in STEP_FIELDS
     ]
 
-    # blank_rows, value_rows: int[steps], the log's row with an empty cell or a value, or NO_ROW.
+    # bool[steps]
     has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
     is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
     # Read only where still in question: columns that the import ignores, and elapsed time.
