@@ -26,6 +26,9 @@ REPOSITORY = MESSAGES_FILE.parents[1]
 MESSAGE_INDENT = "    "
 LINE_INDENT = "        "
 MAX_LENGTH = 1000  # of a message in characters; the rest of a longer one is left out
+# Of a message before what varies is replaced: the time of that grows with the square of a word's
+# length.
+MAX_LENGTH_BEFORE = 5 * MAX_LENGTH
 
 # The messages of the test that runs now; None outside of a test's call, as in a fixture.
 _current_messages: ContextVar[list[str] | None] = ContextVar("current_messages", default=None)
@@ -89,6 +92,7 @@ def record(message: str) -> None:
     messages = _current_messages.get()
     if messages is None:
         return
+    message = message[:MAX_LENGTH_BEFORE]
     for pattern, name in _VARYING:
         message = pattern.sub(name, message)
     text = "".join(map(_as_printable, message.strip()))
