@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from isojax import __version__
-from isojax.cli.command_files import LazyCommand, find_commands
+from isojax.cli.command_files import LazyCommand, find_commands, find_own_commands
 from isojax.cli.options import CommandGroup, new_app
 from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
@@ -46,16 +46,31 @@ UNUSABLE_PATH_ERRNOS = (
 )
 
 
+def find_command(name: str) -> LazyCommand | None:
+    """The command of this name: isojax's, else the user's own; None where there is neither."""
+    return _COMMAND_OF_NAME.get(name) or find_own_commands().get(name)
+
+
 class LazyGroup(CommandGroup):
-    """The group of COMMANDS, known by their summaries alone.
+    """The group of COMMANDS and of the user's own, known by their summaries alone.
 
     The one that is called, or completed by a shell, is imported.
     """
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return [*names, *(name for name in sorted(find_own_commands()) if name not in names)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        own = find_own_commands().get(cmd_name) if command is None else None
+        return command if own is None else typer.main.get_command(own.stub())
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, remaining = super().resolve_command(ctx, args)
-        if name in _COMMAND_OF_NAME:
-            command = typer.main.get_command(_COMMAND_OF_NAME[name].load())
+        lazy_command = find_command(name) if name else None
+        if lazy_command is not None:
+            command = typer.main.get_command(lazy_command.load())
         return name, command, remaining
 
 
@@ -93,10 +108,8 @@ def main() -> NoReturn:
     # As `python -m` does, so that a fork's modules in the working directory can be plug-ins.
     sys.path.insert(0, "")
 
-    is_run = any(
-        _COMMAND_OF_NAME[name].is_run for name in sys.argv[1:2] if name in _COMMAND_OF_NAME
-    )
-    _run(app, "isojax", is_run)
+    command = find_command(sys.argv[1]) if len(sys.argv) > 1 else None
+    _run(app, "isojax", is_run=command is not None and command.is_run)
 
 
 def main_module(command: LazyCommand) -> NoReturn:

@@ -1,4 +1,5 @@
-"""Which commands there are: one for each file NAME_command.py of commands/.
+"""Which commands there are: one for each file NAME_command.py of commands/, and of the folders
+where plug-ins are looked up.
 
 A file is imported when its command is called. Until then its text gives what --help lists: the
 first line of its docstring; and whether it has the line `IS_RUN = True`, of a command that trains
@@ -15,6 +16,8 @@ import typer
 from isojax.cli import commands
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError
+from isojax.core.registry import import_first, plugin_folders
+from isojax.core.user_code import note_plugin_file
 
 ENDING = "_command.py"
 # Of --help; commands that are not here come after these, by their names.
@@ -50,14 +53,20 @@ class LazyCommand(NamedTuple):
     summary: str  # the first sentence of its help
     is_run: bool  # it trains, or samples: hours of jax in this process
     file: Path
+    is_plugin: bool = False  # a user's own, which is not in the package
 
     def load(self) -> typer.Typer:
         """The typer app of its module, or an app of the function that has the command's name.
 
-        InputError where the module has neither.
+        InputError where the module has neither, and where a user's own cannot be imported.
         """
         function_name = self.name.replace("-", "_")
-        module = importlib.import_module(f"{commands.__name__}.{function_name}_command")
+        if self.is_plugin:
+            # An error while it runs is then reported as the plug-in's, with its line.
+            note_plugin_file(str(self.file))
+            module = import_first([self.file], label=f"the command {self.name}")
+        else:
+            module = importlib.import_module(f"{commands.__name__}.{function_name}_command")
         if "app" in vars(module):
             return module.app
         if function_name not in vars(module):
@@ -71,9 +80,29 @@ class LazyCommand(NamedTuple):
         command_app.command()(vars(module)[function_name])
         return command_app
 
+    def stub(self) -> typer.Typer:
+        """A typer app with the command's summary, for the list of commands; it does nothing."""
+        stub = new_app()
+        stub.command(self.name, help=self.summary, short_help=self.summary)(lambda: None)
+        return stub
+
+
+def find_own_commands() -> dict[str, LazyCommand]:
+    """The user's own commands by name, of the files in the folders of plug-ins; none is imported.
+
+    Where two folders have a command of one name, it is that of the first.
+    """
+    own: dict[str, LazyCommand] = {}
+    for folder in plugin_folders():
+        files = [file for file in Path(folder).glob(f"*{ENDING}") if file.is_file()]
+        for file in sorted(files):
+            command = _read_command(file)._replace(is_plugin=True)
+            own.setdefault(command.name, command)
+    return own
+
 
 def find_commands() -> tuple[LazyCommand, ...]:
-    """The commands in the order of --help; none is imported."""
+    """The commands of the package in the order of --help; none is imported."""
     files = [file for folder in commands.__path__ for file in Path(folder).glob(f"*{ENDING}")]
     found = [_read_command(file) for file in files]
     places = {name: place for place, name in enumerate(ORDER)}
@@ -84,7 +113,8 @@ def find_commands() -> tuple[LazyCommand, ...]:
 
 def _read_command(file: Path) -> LazyCommand:
     """What the text of a command's file gives."""
-    text = file.read_text("utf-8")
+    # Another program's file may be in another encoding.
+    text = file.read_text("utf-8", errors="replace")
     summary = _SUMMARY.match(text)
     return LazyCommand(
         name=file.name.removesuffix(ENDING).replace("_", "-"),

@@ -69,3 +69,45 @@ def test_a_file_without_the_function_is_refused(
     monkeypatch.setattr(app, "_COMMAND_OF_NAME", {"status": empty})
     err = error_of(isojax("status"))
     assert "no_function_command.py: no function no_function and no typer app" in err
+
+
+def _write_own(name: str, text: str) -> None:
+    """A file in the working directory, which is the empty folder of the test."""
+    Path(f"{name}_command.py").write_text(text)
+
+
+def test_a_file_in_the_working_directory_is_a_command(isojax: Isojax) -> None:
+    _write_own(
+        "say_hello",
+        '"""Say hello."""\n\n\ndef say_hello(name: str) -> None:\n    print("hello", name)\n',
+    )
+    assert isojax("say-hello", "you") == (0, "hello you\n", "")
+
+    code, out, _ = isojax("--help")
+    assert code == 0
+    assert re.search(r"say-hello +Say hello\.$", out, re.M)
+
+
+def test_isojaxs_own_command_is_used_where_both_are_there(isojax: Isojax) -> None:
+    _write_own("status", "raise SystemExit(9)")
+    assert "Usage: isojax status" in isojax("status", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def mine(:", "mine_command.py:1: SyntaxError"),
+        ("import no_such_module", "needs the module no_such_module"),
+        ("def other(): ...", "no function mine and no typer app"),
+        ("def mine() -> None:\n    1 / 0\n", "the plug-in failed at"),
+        ("caf\udce9", "mine_command.py:1: SyntaxError"),
+    ],
+)
+def test_mistakes_in_a_command_of_ones_own_are_named(
+    isojax: Isojax, text: str, problem: str
+) -> None:
+    Path("mine_command.py").write_bytes(text.encode("utf-8", "surrogateescape"))
+    code, _, err = isojax("mine")
+    assert code in (1, 2)
+    assert problem in err
+    assert "please report it" not in err
