@@ -112,9 +112,8 @@ def read_status(folder: Path) -> DriverStatus | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as e:
-        fix = "Remove it: the driver writes it again every few seconds"
         raise InputError(
             where=path,
             found=f"cannot be read: {str(e).splitlines()[0]}",
-            fix=f"{fix}.",
+            fix="Remove it: the driver writes it again every few seconds.",
         ) from e

@@ -95,23 +95,21 @@ def _choose_copy(
     candidates = [copy for copy in copies if indexed_file in (None, copy.file.name)]
     if not candidates:
         stored = f"which lacks it; {copies[0].file.name} has it"
-        fix = "Write folder and index again, by model.save_pretrained(FOLDER) in transformers"
         raise InputError(
             where=folder / INDEX_FILE,
             found=f"weight_map puts {name} in {indexed_file}, {stored}",
-            fix=f"{fix}.",
+            fix="Write folder and index again, by model.save_pretrained(FOLDER) in transformers.",
         )
 
     if len(candidates) > 1:
         places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in candidates)
-        fix = (
-            f"Remove the files of the older save, or put {INDEX_FILE} back, "
-            "which says which one is the model's"
-        )
         raise InputError(
             where=folder,
             found=f"{name} is stored {len(candidates)} times, {places}",
-            fix=f"{fix}.",
+            fix=(
+                f"Remove the files of the older save, or put {INDEX_FILE} back, "
+                "which says which one is the model's."
+            ),
         )
     return candidates[0]
 

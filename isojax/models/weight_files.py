@@ -126,11 +126,10 @@ def _check_shards(folder: Path, paths: list[Path]) -> None:
     if len(numbers_of_save) > 1:
         counts = [f"{len(numbers)} of {save}" for save, numbers in numbers_of_save.items()]
         listed = " and ".join(counts)
-        fix = f"Remove those of the older save, or put {INDEX_FILE} back"
         raise InputError(
             where=folder,
             found=f"has shards of several saves, {listed}, and no index",
-            fix=f"{fix}.",
+            fix=f"Remove those of the older save, or put {INDEX_FILE} back.",
         )
     for save, numbers in numbers_of_save.items():
         if len(numbers) < totals[save]:

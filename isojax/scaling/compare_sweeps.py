@@ -123,13 +123,12 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
             value = getattr(fit, name)
             if value == first_value:
                 continue
-            fix = f"Fit both alike (isojax fit --{name} ...)"
             raise InputError(
                 found=(
                     f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
                 ),
                 expected="the same, or their numbers do not compare",
-                fix=f"{fix}.",
+                fix=f"Fit both alike (isojax fit --{name} ...).",
             )
 
 

@@ -295,11 +295,10 @@ def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
     try:
         state, _ = _read_arrays(folder.absolute() / str(M), "state", {"params": template})
     except CorruptCheckpoint as e:
-        fix = "Move that folder away to take the one before it"
         raise InputError(
             where=f"the checkpoint {folder / str(M)}",
             found=f"damaged ({e})",
-            fix=f"{fix}.",
+            fix="Move that folder away to take the one before it.",
         ) from e
     return state["params"], M
 

@@ -54,12 +54,12 @@ def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> Non
 
         problem = f"cell.verifier.use: {file} has changed since this sweep began{place}"
         reason = "its runs would be judged by two rewards"
-        fix = (
-            f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new sweep"
-        )
         raise InputError(
             found=f"{problem} (diff {copy} {file}); {reason}",
-            fix=f"{fix}.",
+            fix=(
+                f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new "
+                "sweep."
+            ),
         )
 
 

@@ -44,13 +44,12 @@ class GGUFFile:
             return dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         except NotImplementedError as e:
             held = f"{name} is stored as {tensor.tensor_type.name}"
-            fix = (
-                "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: "
-                "isojax model import ORG/NAME"
-            )
             raise InputError(
                 found=f"{held}, which the package gguf cannot dequantise",
-                fix=f"{fix}.",
+                fix=(
+                    "Take a file of F16, Q8_0 or Q4_K_M, or the model's own folder: "
+                    "isojax model import ORG/NAME."
+                ),
             ) from e
 
 

@@ -119,13 +119,12 @@ def find_gguf_family(file: GGUFFile) -> tuple[str, GGUFTraits]:
             by_architecture[traits.architecture] = (name, traits)
 
     if file.architecture not in by_architecture:
-        fix = "A family of your own is a file like isojax/models/families/qwen3.py"
         known = ", ".join(sorted(by_architecture))
         raise InputError(
             where="general.architecture",
             found=f"given {file.architecture!r}, which no family here runs",
             expected=f"one of {known}",
-            fix=f"{fix}.",
+            fix="A family of your own is a file like isojax/models/families/qwen3.py.",
         )
     return by_architecture[file.architecture]
 

@@ -125,13 +125,12 @@ def tensor_parts(layouts: Sequence[WeightLayout]) -> dict[str, list[TensorPart]]
         in_tensor.sort(key=lambda part: part.first_output)
         if len({part.first_output for part in in_tensor}) < len(in_tensor):
             keys = " and ".join(part.layout.key for part in in_tensor)
-            fix = (
-                "Name each tensor once; of one that holds several, "
-                "`fused` of make_architecture says which"
-            )
             raise InputError(
                 found=f"the family has {keys} in one tensor, {name}",
-                fix=f"{fix}.",
+                fix=(
+                    "Name each tensor once; of one that holds several, "
+                    "`fused` of make_architecture says which."
+                ),
             )
     return parts
 

@@ -135,17 +135,17 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
             fix=KEEP_ONE,
         )
     if rope_type not in ("default", "llama3"):
-        fix = "This model cannot run here"
+        fix = "This model cannot run here."
         if rope_type in LATER_TYPES:
             fix = (
                 "If it was added after training, for longer texts than these, "
-                "remove it from a copy of config.json"
+                "remove it from a copy of config.json."
             )
         raise InputError(
             where="config.json",
             found=f"{key} has rope_type = {rope_type!r}",
             expected="default or llama3",
-            fix=f"{fix}.",
+            fix=fix,
         )
 
     require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
@@ -162,11 +162,10 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
     unknown_keys = sorted(section.keys() - known_keys)
     if unknown_keys:
         held = ", ".join(f"{name} = {section[name]!r}" for name in unknown_keys)
-        fix = "Name the type that this belongs to, or remove it from config.json"
         raise InputError(
             where="config.json",
             found=f"{key} has {held}, which rope_type = {rope_type!r} does not use",
-            fix=f"{fix}.",
+            fix="Name the type that this belongs to, or remove it from config.json.",
         )
     return section
 

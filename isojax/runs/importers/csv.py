@@ -129,14 +129,14 @@ def _refuse_lone_column(table: DataTable) -> NoReturn:
     No log has one, but a file seems to whose columns another mark divides, as spaces or colons.
     """
     (name,) = table.columns
-    fix = "Divide them by commas, tabs, semicolons or |"
+    example = ""
     if len(name.split()) > 1:
-        fix += r", as by pandas.read_csv(FILE, sep=r'\s+').to_csv(OTHER, index=False)"
+        example = r", as by pandas.read_csv(FILE, sep=r'\s+').to_csv(OTHER, index=False)"
     raise InputError(
         where=f"{table.source}, {table.header_position}",
         found=f"one column, {name[:80]!r}",
         expected="several",
-        fix=f"{fix}.",
+        fix=f"Divide them by commas, tabs, semicolons or |{example}.",
     )
 
 

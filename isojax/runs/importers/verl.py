@@ -52,12 +52,11 @@ def _unpack(row: DataRow) -> DataRow:
     if not isinstance(data, dict) or "step" not in row.values:
         keys = ", ".join(map(str, row.values)) or "(none)"
         expected = '{"step": NUMBER, "data": {TAG: VALUE}}, as verl\'s file logger writes it'
-        hint = "For other JSON lines: --from jsonl"
         raise InputError(
             where=row.location,
             found=f"has the keys {keys}",
             expected=expected,
-            fix=f"{hint}.",
+            fix="For other JSON lines: --from jsonl.",
         )
 
     return replace(row, values={**data, "step": row.values["step"]})

@@ -405,7 +405,7 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
     """
     table = column_map.table
     missing = _missing_fields(column_map)
-    columns = f"The columns are {list_some(table.columns)}"
+    columns = f"The columns are {list_some(table.columns)}."
     runs = _columns_that_may_be_runs(table, known_columns) if missing[:1] == ["reward"] else []
     if runs:
         # "n=n{},B_p=32" where the columns' names hold n, else ""
@@ -417,7 +417,7 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
                 f"no column is known to be reward ({FIELD_HELP['reward']}); where each column "
                 f"is a run, add --map '{maps}', else name it"
             ),
-            fix=f"{columns}.",
+            fix=columns,
         )
     if missing:
         hints = [
@@ -428,7 +428,7 @@ def _require_fields(column_map: ColumnMap, known_columns: KnownColumns) -> None:
         raise InputError(
             where=table.source,
             found=f"{'; '.join(hints)}",
-            fix=f"{columns}.",
+            fix=columns,
         )
 
     field_of_name: dict[tuple[str, bool], str] = {}

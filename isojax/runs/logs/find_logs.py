@@ -83,12 +83,12 @@ def detect_format(paths: Sequence[Path]) -> str:
             fix="Name it by --from, or leave logs out.",
         )
     problem = f"{' '.join(map(str, paths))}: the format is not known by name or first lines"
-    other_trainers = (
-        "Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json"
-    )
     raise InputError(
         found=f"{problem}; name it, such as --from csv, or save it as CSV",
-        fix=f"{other_trainers}.",
+        fix=(
+            "Of a trainer other than verl, import the run in W&B or TensorBoard, or "
+            "trainer_state.json."
+        ),
     )
 
 

@@ -97,14 +97,14 @@ def reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
             if not is_empty:
                 continue
             cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))
-            fix = "Fill the cell in, or remove the row"
+            if_not_evaluated = ""
             if column_map.table.is_export:
-                fix += "; where it was not evaluated, write NaN"
+                if_not_evaluated = "; where it was not evaluated, write NaN"
             raise InputError(
                 where=cell,
                 found="missing or empty",
                 expected=f"{FIELD_HELP.get(name, 'a number')}",
-                fix=f"{fix}.",
+                fix=f"Fill the cell in, or remove the row{if_not_evaluated}.",
             )
 
 
