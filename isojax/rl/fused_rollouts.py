@@ -107,7 +107,9 @@ class FusedUpdate:
 
         # The key depends on the updates of the whole run, not of this call.
         key = jax.random.fold_in(run_key, state.step)
-        rollouts = self.sample(policy_params(state.params, base_params), problems, B_p, n, key)
+        # With LoRA `state.params` are the adapters alone, and are joined with `base_params`.
+        params = policy_params(state.params, base_params)
+        rollouts = self.sample(params, problems, B_p, n, key)
         rewards = verify_on_device(self.task, self.shapes, problems, rollouts, B_p, n)
         batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
 

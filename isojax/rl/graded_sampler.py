@@ -109,6 +109,7 @@ class GradedSampler:
             for problem in request.problems:
                 problem_of_rollout += [problem] * request.n
 
+        # Gives the context that follows a turn, in a task of turns; None in any other.
         reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
         kept: list[T] = []
         rollouts_before = 0
@@ -118,7 +119,7 @@ class GradedSampler:
                 rollouts = self.engine.sample(params, request, listener)
                 kept.append(keep(request, rollouts, None))
                 rollouts_before += request.B
-            return kept, grading.collect_grades()
+            return kept, grading.collect_grades()  # waits until all are graded
 
     def _sample_and_verify(self, params: Params, request: SampleRequest, keep: Keep[T]) -> T:
         assert self.verify is not None

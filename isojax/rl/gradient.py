@@ -208,7 +208,8 @@ class GradientAccumulator:
         lows, highs = row_bounds(shard_batch.all_shard_slices)
         num_microbatches = ((highs - lows + m - 1) // m).max()
 
-        # Beyond the last group there are g rows of padding problems (`problem_rows`).
+        # A batch has at most Q_cap problems. Its arrays have g more rows, of padding
+        # (`problem_rows`), so that a block of g may begin there.
         first_group = shard_batch.shard_slice.first_group + index * g
         first_group = jnp.minimum(first_group, self.shapes.Q_cap)
         low, high = row_bounds(shard_batch.shard_slice)
@@ -422,6 +423,7 @@ class GradientAccumulator:
         weights = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
         routers_read = routers.read(weights, prompts.experts)
         prefix = decoder.prefill(params, prompts.prompts, prompts.lengths, routers_read)
+        # `routed` has the sums of each layer, which no response reads.
         return prefix._replace(routed=None), add_layers(prefix.routed)
 
     def count_experts(
@@ -536,8 +538,9 @@ class ShardGradient:
             params=cast_params(inputs.params), base_params=cast_params(inputs.base_params)
         )
 
-        # The load of experts is that of the whole batch, and counted before the gradient.
-        coefficient = inputs.coefficients.expert_balance
+        # With a load-balancing loss, the objective multiplies each expert's probabilities by a
+        # factor, which follows from its load in the whole batch: counted before the gradient.
+        coefficient = inputs.coefficients.expert_balance  # None: no such loss
         routers = objective.routers
         if coefficient is not None and routers is not None:
             of_shard = self.accumulator.count_experts(inputs, shard_batch, routers)
@@ -550,7 +553,7 @@ class ShardGradient:
             routing = jax.tree.map(self._add_shards, sums[ROUTING])
             of_routers = routing_metrics(routing, knows_sampler=responses.experts is not None)
             metrics |= of_routers
-            if coefficient is not None:
+            if coefficient is not None:  # the metric "loss" lacks this term so far
                 balance = coefficient * of_routers["expert_balance"].sum
                 metrics["loss"] = replace(metrics["loss"], sum=metrics["loss"].sum + balance)
 

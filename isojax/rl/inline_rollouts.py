@@ -113,8 +113,9 @@ class SampledProblems:
     """What the host knows of a batch of B_p problems that was sampled."""
 
     problem_index: np.ndarray  # i32[B_p], rows of the problem table
-    reward_sums: np.ndarray | None  # f32[B_p]
-    metrics: Metrics  # of the verifier
+    # f32[B_p], of each problem's n rollouts; None where the order of problems does not read them
+    reward_sums: np.ndarray | None
+    metrics: Metrics  # of the engine and the verifier
 
 
 class InlineRollouts(RolloutSource):
@@ -156,7 +157,7 @@ class InlineRollouts(RolloutSource):
         [(rollouts, rewards)], grades = programs.graded_sampler.sample_and_grade(
             state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
         )
-        metrics: Metrics = programs.graded_sampler.engine.metrics()
+        metrics: Metrics = programs.graded_sampler.engine.metrics()  # of this sampling; may be {}
         if grades is not None:  # else `rewards` are a device's
             rewards = self.layout.to_buffer(grades.rewards, programs.shapes.buffer_rows)
             metrics |= verifier_metrics(grades)

@@ -211,7 +211,11 @@ class VocabularyBlocks:
             return jax.tree.map(spec, axes, is_leaf=lambda axis: axis is None)
 
         return map_over_parts(
-            function, self.mesh_axes, specs(inputs), specs(outputs), self.mesh_axes
+            function,
+            split_axes=self.mesh_axes,  # `number` counts the parts along these
+            in_specs=specs(inputs),
+            out_specs=specs(outputs),
+            manual_axes=self.mesh_axes,  # the function sees its part of the arrays along these
         )
 
     def add_parts(self, x: Any) -> Any:

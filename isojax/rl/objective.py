@@ -197,6 +197,7 @@ def read_routers(
     responses = zeros.at[microbatch.prefix_entry].add(is_counted)  # to each prompt
     of_prompts = weigh_prompt_tokens(prompts.lengths, responses, prompts.prompts.shape[1])
 
+    # The sampler records both or neither.
     if experts is not None and prompts.experts is not None:
         experts = join_rows(prompts.experts, experts)
     return routers.read(join_rows(of_prompts, weights), experts)
@@ -383,7 +384,12 @@ class PolicyObjective:
         if base_hidden is None:
             return stats, None
         base_stats = token_stats(
-            self.decoder, base_hidden, tokens, temperature, False, self.vocab_split
+            self.decoder,
+            base_hidden,
+            tokens,
+            temperature,
+            use_entropy=False,
+            vocab_split=self.vocab_split,
         )
         return stats, base_stats.logps
 

@@ -65,6 +65,7 @@ def adamw_update(
     # The bound 1e-30 avoids a division by 0.
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     clipped_gradient = jax.tree.map(lambda g: g * clip_scale, gradient)
+    # Adam's own step is not used: the one below reads the moments behind the barrier.
     _, new_moments = ADAM.update(clipped_gradient, moments)
 
     # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all

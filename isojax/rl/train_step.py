@@ -195,7 +195,8 @@ class TrainStep:
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         no_base: Params = {}
         inputs = UpdateInputs(critic_state.params, no_base, batch.problems, coefficients)
-        responses = ResponseBatch(batch.rollouts.tokens, mask, ())
+        no_inputs = ()  # values follow from the tokens alone
+        responses = ResponseBatch(batch.rollouts.tokens, mask, no_inputs)
         values = self._critic.values(inputs, responses, batch.B_p, batch.n)
 
         token_advantages, returns = critic.generalised_advantages(
@@ -421,7 +422,7 @@ def measure_rollouts(
 
     num_rollouts = (batch.B_p * batch.n).astype(jnp.float32)
     metrics = {name: mean(x.sum() / num_rollouts) for name, x in of_rollouts.items()}
-    drawn = policy_lengths if stops.adds_context else lengths
+    drawn = policy_lengths if stops.adds_context else lengths  # equal without context
     metrics["tokens"] = total(drawn.sum().astype(jnp.float32))
     return metrics
 
@@ -481,6 +482,8 @@ def jit_update(
     number and shardings, such as base_params, batch, coefficients.
     """
 
+    # A function, because jit hashes what it is given, and the shapes in a FusedUpdate may hold a
+    # list. Traces show its name.
     def update(state: TrainState, *inputs: Any) -> tuple[TrainState, UpdateResult]:
         return make_update(state, *inputs)
 

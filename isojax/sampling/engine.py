@@ -544,8 +544,10 @@ def build_engine(
 ) -> Engine:
     """Make the engine of one shard for the mesh's devices.
 
-    Layers are stacked on a TPU or with an int8 cache, and else unrolled. Raises InputError where
-    the mesh splits positions (sequence > 1) and attention or cache do not allow it.
+    Layers are stacked on a TPU or with an int8 cache, and else unrolled. transpose_weights: whether
+    unrolled layers hold matrices transposed, as CPUs multiply few rows by; elsewhere it is not
+    read. Raises InputError where the mesh splits positions (sequence > 1) and attention or cache do
+    not allow it.
     """
     platform = mesh.devices.flat[0].platform
     transposed = shapes.transpose_weights if transpose_weights is None else transpose_weights

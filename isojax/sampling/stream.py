@@ -294,8 +294,6 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
     is_whole = param_shardings == gathered_shardings  # nothing is split over data or fsdp
 
-    # Prompts may need other weights: stacked layers, where the sampler's step has unrolled
-    # ones (`Decoding.prefills_stacked`).
     # Whether the trainer's arrays serve the sampler, without a cast and without other parts.
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
     serves_as_it_is = is_whole and computes_in_float32
@@ -313,15 +311,20 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
         if not serves_as_it_is:
             params = _cast_and_gather(params, decoder.cast_params, gathered_shardings, stacks)
         weights = decoding.prepare_weights(params)
+        # Prompts may need other weights: stacked layers, where a step has unrolled ones
+        # (`Decoding.prefills_stacked`).
         needs_copy = decoding.prefills_stacked and not serves_as_it_is
         return weights, params if needs_copy else None
 
     def prepare_int8(params: Params) -> tuple[Params, None]:
-        """Return (int8 weights of a step, None), quantised before gathering, to move less."""
+        """Return (int8 weights of a step, None), quantised before gathering, to move less.
+
+        They serve prompts too. Their tree is that of `stored_decoder`: with scales.
+        """
         stored = decoding.stored_decoder.shardings(mesh)
         gathered = jax.tree.map(sharding.replicate_over_rollout_axes, stored)
         quantised = decoding.cast_weights(params)
-        weights = _cast_and_gather(quantised, lambda weights: weights, gathered, stacks)
+        weights = _cast_and_gather(quantised, lambda already_cast: already_cast, gathered, stacks)
         return decoding.lay_out(weights), None
 
     prepare_weights = prepare_int8 if decoding.quantises_weights else prepare

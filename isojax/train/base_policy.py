@@ -129,7 +129,8 @@ def compute_label_key(
         isojax's own sampler.
     """
     # Each setting that came later than labels is left out where it has the value that it had before
-    # it was there, so that old labels keep their key.
+    # it was there, so that old labels keep their key. LoRA is left out in any case: new adapters
+    # change nothing, so that the base policy is the same with it.
     unset = {"lora"} if cell.model.options is not None else {"lora", "options"}
     key_data: dict[str, Any] = cell.model_dump(
         mode="json",
@@ -155,7 +156,7 @@ def compute_label_key(
                 hashlib.sha256(read_file(file)).hexdigest() for file in files
             ]
 
-    text = json.dumps(key_data, sort_keys=True, default=dict)
+    text = json.dumps(key_data, sort_keys=True, default=dict)  # of mappings that are no dicts
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -419,7 +420,8 @@ def _choose_problems(
         host_verifies = not is_on_device(task)
         if host_verifies:
             keep_verifier_files(folder, cell.verifier.use)
-        # Its reward is a share of the problems, which graded rewards are not.
+        # The reward of a constant answer is the share of problems that have it; graded rewards are
+        # no such shares.
         with_constant = host_verifies and cell.reward.kind == "binary"
         _save_problems(folder, cell.model, selection, fingerprint, with_constant)
     multiprocess.barrier("the problems are chosen")
@@ -441,9 +443,11 @@ def _save_problems(
         the one answer that is right most often in the validation set.
     """
     constant = None
+    # (answer, reward), or None where an answer is not known
     constant_answer = best_constant(selection.validation) if with_constant else None
     if constant_answer:
         constant = dict(zip(("answer", "reward"), constant_answer, strict=True))
+    # where `isojax model import` took the checkpoint from; None of one that it did not import
     source = hf_load.read_source(Path(model.path)) if model.path else None
 
     problems_by_split = {
@@ -497,7 +501,7 @@ def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint:
                 where=source,
                 found="has other settings of cell.*, not only of cell.rl and cell.eval",
             )
-        load_base_policy(source, cell, fingerprint)
+        load_base_policy(source, cell, fingerprint)  # for its checks alone
 
         # With other numbers of samples, labels would be of other draws: the evaluator may be what
         # labels (`SweepPrograms.labeller`).

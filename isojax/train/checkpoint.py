@@ -168,7 +168,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
         is_alone = not multiprocess.is_multiprocess()
         if is_alone and len(multiprocess.members()) < jax.process_count():
-            # Orbax saves no array of one process alone, where there are several
+            # This process trains alone, and others only sample: where there are several processes,
+            # Orbax saves no array of one of them, but host arrays.
             trees = jax.device_get(trees)
         items: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in trees.items()}
         for name, data in (("clock", clock), ("host", host_data)):
@@ -321,7 +322,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     # The cursor, and the checksums of all arrays.
     host_data = _read_on_all_hosts(lambda: _read_host_data(path))
     expected_checksums = host_data.pop("checksums")
-    host_data["sums"] = {name: Metric(**metric) for name, metric in host_data["sums"].items()}
+    host_data["sums"] = {key: Metric(**metric) for key, metric in host_data["sums"].items()}
     host_data["spans"] = tuple(RunSpan(*span) for span in host_data.get("spans", ()))
 
     # The arrays.

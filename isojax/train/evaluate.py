@@ -261,6 +261,7 @@ class Evaluator:
         engine = build_engine(EngineSetup(decoder, task, self.shapes, mesh, cell.sampling))
         self.graded_sampler = GradedSampler(engine, task, self.shapes, mesh)
         self.make_key = Program(jax.jit(make_eval_key, out_shardings=replicated(mesh)))
+        # Whole on every device, so that each process can read all rollouts to its host.
         self.replicate = Program(jax.jit(lambda rollouts: rollouts, out_shardings=replicated(mesh)))
 
     def compile(self) -> None:

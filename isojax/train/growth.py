@@ -80,20 +80,21 @@ class GradientSignal:
         False at an update at which that is not decided: all but every CHECK_EVERY-th, and those
         before C has doubled in this stage and it has MIN_GROUPS groups.
         """
-        # Whether C has doubled since the stage began: `earlier` updates of this size came before.
-        has_doubled = self.updates >= max(MIN_GROUPS / B_p, self.earlier)
-        is_due = has_doubled and self.updates % CHECK_EVERY == 0
+        # C has doubled since the stage began: `earlier` updates of this size came before it.
+        has_doubled = self.updates >= self.earlier
+        has_groups = self.updates * B_p >= MIN_GROUPS  # mixed or not
+        is_due = has_doubled and has_groups and self.updates % CHECK_EVERY == 0
         if not is_due or self.mixed < MIN_MIXED:
             return False
 
         variance = max(0.0, self.signal_square - self.signal**2)
         standard_error = math.sqrt(variance / max(1.0, self._window))
-        # After C has tripled, whatever is not clearly positive has faded; before, only what is
-        # clearly negative.
-        # C has tripled: earlier + updates >= 3 earlier.
-        has_tripled = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier
+        # Once C has tripled (earlier + updates >= 3 earlier), and MIN_GROUPS mixed groups are
+        # there, whatever is not clearly positive has faded; before, only what is clearly negative.
+        has_tripled = self.updates >= 2 * self.earlier
+        is_late = has_tripled and self.groups >= MIN_GROUPS
         limit = CLEAR * standard_error
-        return self.signal < (limit if has_tripled else -limit)
+        return self.signal < (limit if is_late else -limit)
 
     def updates_to_check(self) -> int:
         """Updates until it is decided again whether n grows: from 1 to CHECK_EVERY."""

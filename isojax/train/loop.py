@@ -91,7 +91,7 @@ def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> boo
     folder: the cell's, such as runs/NAME/cells/32x8-s0. ledger: None in all processes but the
     first. All processes call it, and all get the same answer.
     """
-    # Only process 0 has a ledger; the others are told what it says.
+    # Only process 0 has a ledger, and sends the others what it says.
     recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [], list[int])
     last_update = multiprocess.broadcast(ledger.last_update if ledger else 0, int)
 

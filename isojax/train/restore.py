@@ -227,6 +227,7 @@ def next_problems(
         cell.seed,
         first_batch=cursor.batches - batches_before,
         first_epoch=EPOCHS_PER_SIZE * (len(spans_by_B_p) - 1),
+        # problems with such a share of correct rollouts, or more, are left out; None: none is
         drop_above=programs.cell_config.rl.no_positive_resampling,
         saved_state=cursor.order,
         # Of asynchronous sampling: batches that were drawn for updates after M.

@@ -127,8 +127,9 @@ class AsyncPrograms(RolloutPrograms):
         self.verify = build_verify(task, shapes, mesh)
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
 
-        # Weights go to other devices as products are computed with them. Other processes get them
-        # as they lie here; devices of this one in shardings that can be copied to theirs.
+        # Weights go to other devices in the precision that products are computed in. For other
+        # processes they keep the shardings of this mesh; for devices of this process they get some
+        # from which they can be copied to those of the sampler's mesh.
         self.cast_to_send: Program | None = None
         if self.disaggregated:
             here, there = decoder.shardings(mesh), self.sampler.param_shardings
@@ -142,7 +143,7 @@ class AsyncPrograms(RolloutPrograms):
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
         index = shape_on(on_all, (self.shapes.problem_rows,))
-        recorded = self.sampler.engine.recorded
+        recorded = self.sampler.engine.recorded  # the sizes of a record of experts; None: no record
         rollouts = rollout_shapes(self.shapes, self.mesh, self.nucleus, recorded)
         batch = batch_shapes(self.shapes, self.mesh, shapes, rollouts)
 

@@ -3,6 +3,10 @@ trainer's processes make the same requests; each sends its own to a part of the 
 and the weights that it holds to all that need them. Each of the sampler's processes sends what it
 has finished to one of the trainer's, which grades it.
 
+A process has a link to each of the other role's (`role.peers`), and is assigned to one of them
+(`own_peer`). A sampler's process gets its requests from that one, and sends it finished responses.
+Whole batches go to its `partners`: `own_peer`, and those assigned to it (`assigned_peers`).
+
 The messages, in this order within a job:
 
     from the trainer    begin            job number, RolloutJob without `on_finished`
@@ -57,7 +61,7 @@ class RemoteWorker:
         self.number = next(role.job_numbers)
         self.busy_seconds = 0.0  # of sampling so far
         self.inbox = BatchInbox()
-        # of each batch, from how many partners it has arrived
+        # of each batch, from how many partners it has arrived; each of them sends the whole batch
         self.arrivals: Counter[int] = Counter()
         self.lock = threading.Lock()  # of the links' threads
         for link in role.peers.values():
@@ -190,10 +194,10 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
             link.send(("sampled", number, batch, on_host, worker.busy_seconds))
 
     while True:
-        message = role.next_message("begin")
-        if message is None:
+        content = role.next_message("begin")  # waits for it; None where training has ended
+        if content is None:
             return
-        number, job = message
+        number, job = content
         on_finished = partial(send_finished, number) if is_graded else None
         worker = RolloutWorker(programs, replace(job, on_finished=on_finished))
         serve_requests(

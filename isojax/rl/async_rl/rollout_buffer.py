@@ -113,7 +113,8 @@ class SamplerPrograms:
             mesh,
             cell.sampling,
             task.stops,
-            shapes.transpose_weights,
+            # chosen for the size of one batch, not for that of the ring's k + 1
+            transpose_weights=shapes.transpose_weights,
             records_experts=records_experts(cell.rl, decoder, mesh),
         )
         self.param_shardings = decoder.shardings(mesh)
@@ -242,8 +243,9 @@ class SamplerPrograms:
         # prefilled again, by whole blocks of prompts.
         queue = state.queue
         prefill_batch = self.ring_shapes.prefill_batch
+        # The queue counts work items, parts of a problem's n rollouts, `per_problem` of each.
         next_problem = queue.next_item // work_items(self.ring_shapes, batch).per_problem
-        next_block = next_problem // prefill_batch * prefill_batch
+        next_block = next_problem // prefill_batch * prefill_batch  # its first problem
         still_valid = jnp.minimum(queue.num_prefilled, next_block)
         num_prefilled = jnp.where(progress.weights_changed, still_valid, queue.num_prefilled)
         state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))

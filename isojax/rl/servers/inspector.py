@@ -60,9 +60,13 @@ class ResponseInspector:
         tokens = self._tokens(completion)
         logps = self._logps(ask, completion, len(tokens))
 
+        # Where the server gives a text alone, its tokens may be others than those that were drawn,
+        # and show nothing.
+        has_tokens = completion.tokens is not None
         end = self.task.find_end(tokens)  # how many tokens, with the one that ends it; or None
         has_room = len(tokens) < self.T  # of T tokens or more it is cut here, however it ended
-        if completion.stopped and end is None and completion.tokens is not None and has_room:
+        ended_early = completion.stopped and has_room
+        if has_tokens and ended_early and end is None:
             raise self._failed(
                 f"ended a response after token {tokens[-1]}, which ends none for isojax "
                 f"({self.task.stops.tokens} do); make eos_token_id in {self.task.folder} and in "
@@ -70,7 +74,7 @@ class ResponseInspector:
             )
         stopped = end is not None and end <= self.T
         length = min(len(tokens) if end is None else end, self.T)
-        if not stopped and length < self.T and completion.tokens is not None:
+        if has_tokens and not stopped and length < self.T:
             raise self._failed(
                 f"cut a response after {length} tokens, expected {self.T}: is its context long "
                 "enough?"

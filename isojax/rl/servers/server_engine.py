@@ -30,9 +30,9 @@ from isojax.rl.servers.policy_server import PolicyServer
 from isojax.sampling.batch import Rollouts
 from isojax.tasks.task import TextTask, is_on_device
 
-# Of `_check_temperature`, which looks at the difference of two log-probs. By how much it may be off
-# that which temperature makes of it: a share of it, or nats below 1 nat. And by how many nats
-# temperature must change it, or else it shows nothing.
+# Of `_check_temperature`, which compares the difference of two log-probs with that expected at the
+# temperature. It may be off by 0.1 of the expected one, or by 0.1 nats where that is below 1 nat. A
+# temperature that changes it by less than 0.3 nats shows nothing.
 LOGP_TOLERANCE, MIN_LOGP_CHANGE = 0.1, 0.3
 # At most so many prompts are asked until one's first tokens are uneven enough to tell.
 CHECKED_PROMPTS = 4
