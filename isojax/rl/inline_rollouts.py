@@ -153,7 +153,7 @@ class InlineRollouts(RolloutSource):
 
         # Rollouts and rewards.
         problems = [self.problems.problems[q] for q in index]
-        request = SampleRequest(problems, selected.problems, cell.n, key)
+        request = SampleRequest(problems, arrays=selected.problems, n=cell.n, key=key)
         [(rollouts, rewards)], grades = programs.graded_sampler.sample_and_grade(
             state.params, [request], lambda _, rollouts, rewards: (rollouts, rewards)
         )

@@ -157,7 +157,7 @@ def nucleus_token_stats(
     # it.
     constant_logits, constant_log_p = lax.stop_gradient((logits, log_p))
     min_mass = nucleus_mass - NUCLEUS_MASS_TOLERANCE
-    in_nucleus, _ = nucleus(constant_logits, constant_log_p, min_mass)
+    in_nucleus, _ = nucleus(constant_logits, constant_log_p, min_mass)  # bool[m T V], its mass
     in_nucleus |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
 
     log_p = renormalize(log_p, in_nucleus)

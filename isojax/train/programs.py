@@ -155,8 +155,8 @@ class SweepPrograms:
         schedules = map(parse_schedule, sweep.schedules.values())
         measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
 
-        is_fused = not (cell.rl.dynamic_sampling or rollouts.leave_the_program)
-        if is_on_device(task) and is_fused:
+        stay_in_program = not (cell.rl.dynamic_sampling or rollouts.leave_the_program)
+        if is_on_device(task) and stay_in_program:
             update = build_fused_update(
                 cell, self.decoder, task, self.shapes, self.mesh, measures_signal
             )

@@ -409,7 +409,9 @@ def staleness_metrics(
     summed_age = sum((update - version) * count for version, count in tokens_by_version.items())
     metrics = {
         "staleness_mean": mean(summed_age / num_tokens),
-        "staleness_max": Metric(float(update - min(tokens_by_version)), None, "max"),
+        "staleness_max": Metric(
+            sum=float(update - min(tokens_by_version)), weight=None, reduction="max"
+        ),
     }
     for age in range(max_staleness + 1):
         share = tokens_by_version.get(update - age, 0) / num_tokens

@@ -171,7 +171,7 @@ def next_request(worker: RolloutWorker, role: Role, shapes: Params) -> Callable[
     version, own_parts = arguments
     other_peers = [link for link in role.peers.values() if link is not role.own_peer]
     # Processes that send this one nothing but weights: their next message is of the same version.
-    other_parts = [received(link)[2] for link in other_peers]
+    other_parts = [parts for _, _, parts in map(received, other_peers)]
     params = place_weights(chain(own_parts, *other_parts), shapes, worker.programs.param_shardings)
     return partial(worker.publish_weights, version, params)
 

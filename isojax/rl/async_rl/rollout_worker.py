@@ -309,6 +309,7 @@ def serve_requests(
         # work, each waits for its next request; they are the same, in the same order.
         num_requests = 1
         if worker.has_work:
+            # `channel` keeps the sampler's exchanges apart from those of the trainer's thread.
             num_requests = min(multiprocess.allgather(count_waiting(), int, channel="sampler"))
         for _ in range(num_requests):
             request = next_request()
