@@ -72,6 +72,7 @@ def make_architecture(
     embed = {"embed": config.width}
     head = None
     if not config.tied:
+        # never a target of LoRA, and not held as int8
         head = Linear("unembed", embed, {"vocab": vocab}, HEAD, adapts=False, quantises=False)
     return Architecture(
         embedding=Embedding(vocab, config.width, EMBEDDING, embedding_scale),
@@ -92,6 +93,7 @@ def llama_architecture(config: ModelConfig, vocab: int) -> Architecture:
     rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
     head, eps = {"head_dim": config.head_dim}, config.norm_eps
 
+    # The third argument of a norm is its name in a layer of a checkpoint, without ".weight".
     def block(kind: Kind) -> Block:
         query_norm = key_norm = None
         if config.qk_norm:

@@ -53,6 +53,7 @@ def self_attention(
     the row's own; None: rows begin texts. `window`: a token sees itself and window - 1 positions
     before it, those of the prompt included; None: all. Return: the mixed values [b t N H], in q's
     precision."""
+    # a prompt of no positions, keys [b K 0 H], is none
     if prefix is not None and not prefix.keys.shape[2]:
         prefix = None
     if implementation == "plain":
@@ -255,11 +256,13 @@ def shard_over_heads(
     if not auto_axes:
         return function
 
-    # Axes of one device count as heads', or gradients would be summed.
-    splits_heads = axes_that_split("kv_heads", kv_heads, mesh.shape)
+    # The names of the axes by which heads are split, such as ("tensor",); () for whole heads.
+    # An axis of one device is named with them: shard_map would sum an array's gradient over an axis
+    # that its spec leaves out.
+    splitting_axes = axes_that_split("kv_heads", kv_heads, mesh.shape)
     head_axes = []
     for name in mesh.axis_names:
-        if name in auto_axes and (name in splits_heads or mesh.shape[name] == 1):
+        if name in auto_axes and (name in splitting_axes or mesh.shape[name] == 1):
             head_axes.append(name)
 
     # Both have `head_axes` from outside: `spec` makes one PartitionSpec, `specs` those of a tree of

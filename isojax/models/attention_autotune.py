@@ -85,7 +85,8 @@ class SelfAttentionShape:
         out, vjp = jax.vjp(attention, *arrays)
         gradients = vjp(out)
 
-        # The next call needs all of this one, so that XLA leaves none of it out.
+        # The next call needs all of this one, so that XLA leaves none of it out; of gradients an
+        # eighth, so that the numbers stay small.
         next_arrays = []
         for x, gradient in zip(arrays, gradients, strict=True):
             next_arrays.append(x + gradient.astype(x.dtype) / 8)
@@ -198,7 +199,7 @@ def attention_shapes(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> Attent
     heads, so that only heads are divided here."""
     model = cell.model
     platform = mesh.devices.flat[0].platform
-    precision = cell.precision.for_platform(platform)
+    precision = cell.precision.for_platform(platform)  # "auto" decided: "float32", "bfloat16"
     P = cell.sampling.prompt_length
     T = cell.sampling.response_length
 
@@ -259,7 +260,7 @@ def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
                     seconds[name] = attention_seconds(shape, name)
             # whatever a compiler or a device says of a kernel, the run can go on without it
             except Exception as error:
-                first_line = str(error).partition(chr(10))[0]
+                first_line = str(error).partition("\n")[0]
                 reason = f"{type(error).__name__}: {first_line}"
             if reason:
                 log.warning("attention of %s: %s is left out: %s", shape, name, reason)
@@ -325,6 +326,7 @@ def attention_seconds(shape: AttentionShape, implementation: str) -> float:
         last_inputs, _ = lax.scan(call, inputs, None, CALLS_PER_PROGRAM)
         return last_inputs
 
+    # `seconds_per_call` gives each call the result of the one before, so inputs can be donated
     timed_program = jax.jit(repeat, donate_argnums=0)
     inputs = shape.random_inputs(shape.rows, implementation)
     return seconds_per_call(timed_program, inputs) / CALLS_PER_PROGRAM

@@ -117,6 +117,8 @@ def live_blocks(
     def of_shard(last: Array, cache: KVArrays) -> tpu_decode.LiveBlocks:
         return tpu_decode.live_blocks(last, cache, head_dim)
 
+    # Heads are axis 2 of the cache [L R K ...], and no axis of `last` or of the blocks, which are
+    # the same for all heads.
     kv_heads = cache[0].shape[2]
     return shard_over_heads(of_shard, kv_heads, inputs=(None, 2), outputs=None)(last, cache)
 
@@ -145,7 +147,7 @@ def decode_attention(
 
         interpret = implementation == "interpret"
 
-        # The order of these arguments is that of `inputs` below; the kernel always has a layer.
+        # `layer` is never None here: layers that this kernel serves are in a stack.
         def kernel(
             q: Array,
             k: Array,
@@ -157,6 +159,7 @@ def decode_attention(
         ) -> tuple[Array, KVArrays]:
             return flash_decode(q, (k, v), cache, layer, at.write, at.last, live, interpret)
 
+        # where heads are in each argument: [R N H], [R K H] twice, none, none, none, [L R K ...]
         inputs = (1, 1, 1, None, None, None, 2)
         sharded = shard_over_heads(kernel, k.shape[1], inputs, outputs=(1, 2))
         return sharded(q, k, v, layer, at, live, cache)
@@ -206,6 +209,8 @@ def write_token(
         index: list[Any] = [slots] if layer is None else [layer, slots]
         index += [slice(None)] * (array.ndim - len(index))
         index[position_axis] = positions
+        # Slots and positions are indexed together, and the slices between them keep the heads: the
+        # entries are [R K H], or [R K] of scales, as `new` has them.
         written.append(array.at[tuple(index)].set(new))
     return tuple(written)
 
@@ -254,6 +259,7 @@ def attend_slots(q: SlotQueries, segments: list[SlotSegment]) -> SlotQueries:
     scores = []
     for segment in segments:
         groups = len(segment.keys)  # Z
+        # the same for all key heads, [R 1 G c]
         mask = jnp.broadcast_to(segment.mask[:, None, None], (R, 1, G, segment.mask.shape[-1]))
         products = small_head_products(_fold_slots(q, groups), segment.keys)
         scores.append(jnp.where(_fold_slots(mask, groups), products, MASKED_SCORE))

@@ -295,7 +295,10 @@ class Decoding:
             )
 
         if self.unrolled_layers:
-            return [tuple(x[i] for x in stacked[stack.name]) for stack, i in self.sampled.layers]
+            layers = []
+            for stack, index_in_stack in self.sampled.layers:
+                layers.append(tuple(x[index_in_stack] for x in stacked[stack.name]))
+            return layers
         return self._join_stacks(stacked)
 
     def _join_stacks(self, kv_by_stack: dict[str, LayerKV]) -> Any:
@@ -371,7 +374,7 @@ class Decoding:
         if self.quantises_weights and not is_prepared:
             weights = self.cast_weights(weights)
         elif not self.quantises_weights:
-            weights = self.decoder.cast_params(weights)
+            weights = self.decoder.cast_params(weights)  # which prepared ones are already
 
         prefix = self.sampled.prefill(weights, prompts, lengths, routers)
 
@@ -487,7 +490,8 @@ class Decoding:
 
             block = self._layers[stack.name].bind(layer_weights)
             run_block = partial(block, x, rotations, attend)
-            output = run_with_router(block, routers, None, run_block)
+            # the tokens choose their experts here: there are no earlier choices to replay
+            output = run_with_router(block, routers, sampled=None, run=run_block)
             x, slot_kv = output.result
             return LayersOutput(x, slot_kv, output.routed)
 
@@ -502,6 +506,7 @@ class Decoding:
             by_stack = []
             for of_slots in after_layers.routed:  # [L R k]; None of dense layers
                 by_stack.append(None if of_slots is None else of_slots[:, :, None])
+            # from [R 1 l k], over the l layers with experts
             experts = join_choices(self.sampled.stacks, by_stack)[:, 0]
 
         hidden = self.decoder.final_norm(weights, after_layers.x[:, 0])
@@ -522,10 +527,10 @@ class Decoding:
         the last layer, slot_kv in the model's order, and what routers show by stack, [L ...]."""
         slot_kv = []
         routed: dict[str, list[Any]] = {stack.name: [] for stack in self.sampled.stacks}
-        for number, (stack, i) in enumerate(self.sampled.layers):
+        for number, (stack, index_in_stack) in enumerate(self.sampled.layers):
             prefix_kv = cache.prefix_kv[number] if self.separate_prefix else ()
             layer_cache = LayerCache(cache.slot_kv[number], prefix_kv, layer=None, live=())
-            out = run_layer(stack, x, weights[stack.name][i], layer_cache)
+            out = run_layer(stack, x, weights[stack.name][index_in_stack], layer_cache)
             x = out.x
             slot_kv.append(out.slot_kv)
             routed[stack.name].append(out.routed)

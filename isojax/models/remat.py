@@ -22,11 +22,13 @@ def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | N
     computed again, and so are an adapter's outputs, as large as the product that they are added to.
     XLA does not count products of experts with their own rows as products: they are kept by a name,
     EXPERT_PRODUCT."""
+    if remat == "layer":
+        return None
     policies = jax.checkpoint_policies
     named = policies.save_only_these_names(MLP_INPUT, EXPERT_PRODUCT)
     products = policies.save_from_both_policies(policies.dots_saveable, named)
-    if adapter_rank is None or remat == "layer":
-        return None if remat == "layer" else products
+    if adapter_rank is None:
+        return products
 
     def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
         # x A B ends with a product by B [rank, outputs]

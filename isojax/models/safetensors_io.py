@@ -182,6 +182,7 @@ def write_safetensors(
     that is larger than a file may be has one for itself."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
+    # Made for tensors, it gets their sizes in bytes in their place: so `int` is the size of one.
     split = split_state_dict_into_shards_factory(
         sizes,
         get_storage_size=int,

@@ -514,7 +514,8 @@ class Decoder:
             return TokenStates(self._forward_over_devices(params, tokens), routed=[])
 
         # From outside: prompt_index, start_position. `prefix_kv`: the layer's keys and values of
-        # the prompts, [g K P H] each, maybe as anchors of gradients (`GradAnchor`).
+        # the prompts, [g K P H] each, maybe as `GradAnchor`s, whose gradients are taken elsewhere;
+        # `resolve_anchors` gives their values.
         def attention(
             q: Array, k: Array, v: Array, window: int | None, prefix_kv: KV | None
         ) -> Array:

@@ -145,7 +145,7 @@ def _no_weights(folder: Path) -> str:
     """Say what the folder holds in the place of weights, and what to do."""
     description = describe_folder(folder)
     pickles = describe_pickles(folder)
-    if description and description != pickles:
+    if description and description != pickles:  # of pickles more is said below
         return f"{folder}: has no {SINGLE_FILE} or {INDEX_FILE}. {description}"
 
     names = sorted(

@@ -123,6 +123,9 @@ class StackedExperts(nnx.Module):
             by_expert = weights_by_expert(first, experts_here, chosen, weights)
             return multiply_by_all_experts(rows, by_expert, matrices, layer, self.interpret)
 
+        # `sum_over_experts` calls `of_device` on each device, with the number of its first expert,
+        # its part of the matrices by their axes, and all of the inputs, and adds up the results.
+        # is_kernel: XLA cannot split the function over any axis.
         parameters = (self.gate, self.up, self.down)
         matrices = [parameter[...] for parameter in parameters]
         axes = [("layer", *spec_of(parameter).axes) for parameter in parameters]

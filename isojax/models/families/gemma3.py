@@ -44,6 +44,7 @@ DEFAULTS = {
 # layers, of which the last is full, where the file has neither layer_types nor a pattern
 PERIOD = 6
 LAYERS_OF_27B = 62
+# keys that must have this value, or be absent or null
 COMPUTED = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
@@ -69,6 +70,7 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in COMPUTED.items():
         require_value(config_json, key, value, "isojax computes Gemma 3 with that alone")
 
+    # newer files have it with "_" before its name
     period = read_size(
         config_json, "sliding_window_pattern", config_json.get("_sliding_window_pattern", PERIOD)
     )
@@ -168,6 +170,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     local_base = metadata.get("rope.freq_base_swa", DEFAULTS["rope_local_base_freq"])
     scalar = gguf_scalar(layers, metadata["embedding_length"], metadata["attention.head_count"])
     return {
+        # both names that Gemma's files have had for it
         "hidden_act": COMPUTED["hidden_activation"],
         "hidden_activation": COMPUTED["hidden_activation"],
         # None: llama.cpp divides by the root of head_dim

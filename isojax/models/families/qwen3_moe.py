@@ -44,10 +44,12 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     cannot be used."""
     require_value(config_json, "attention_bias", False, "Qwen3-MoE has no such bias here")
     slides = read_flag(config_json, "use_sliding_window")
+    # transformers has written the number under either name
     experts_key = "num_experts"
     if config_json.get(experts_key) is None:
         experts_key = "num_local_experts"
 
+    # without layer_types, all layers slide or none
     options = read_windows(config_json, lambda layer: slides) | {
         "experts": read_size(config_json, experts_key),
         "top_k": read_size(config_json, "num_experts_per_tok"),

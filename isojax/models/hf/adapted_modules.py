@@ -89,6 +89,7 @@ def join(name: str, parts: list[Adapter]) -> AdaptedModule:
     # each part's B where its outputs meet its columns of the joint A
     column = 0
     for part in parts:
+        # the module's output that is the part's first; the whole module is no part
         row = 0 if part.of.part is None else part.of.part.first
         rows, rank = part.b.shape
         b[row : row + rows, column : column + rank] = part.b

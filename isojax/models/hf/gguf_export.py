@@ -62,6 +62,7 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
             fix="Choose another name, or remove it first.",
         )
     traits = gguf_traits_of(config)
+    # of the name so many characters as leave room for the rest, of the 255 bytes that a name has
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     # It only collects in memory until `write_tensors` writes the header: so its folder need not be
     # there yet, and there is nothing to remove if the settings are refused.
@@ -128,8 +129,10 @@ def write_tensors(
 
     One tensor after the other is made, so that no second copy of the model is held. `params`:
     without adapters. `dtype`: a key of TYPES."""
-    values = dict(flatten(params))
+    values = dict(flatten(params))  # by dotted name, such as "blocks.query"
     layouts = weight_layouts(Decoder(config, params["embed"].shape[0]))
+    # from a tensor's name in a checkpoint: its name in the GGUF file, and the parameters that it
+    # holds, mostly one
     names = gguf_names([layout.spec for layout in layouts], traits, config.layers)
     tensors = tensor_parts(layouts)
 
@@ -196,7 +199,7 @@ def as_llama_cpp(layout: WeightLayout, value: np.ndarray, traits: GGUFTraits) ->
         return stored
 
     # llama.cpp rotates neighbouring numbers of a head against each other, isojax its two halves: so
-    # the i-th numbers of both halves become neighbours.
+    # the i-th numbers of both halves become neighbours, [heads 2 H/2 ...] -> [heads H/2 2 ...].
     _, heads = layout.spec.outputs[0]
     halves = stored.reshape(heads, 2, -1, *stored.shape[1:])
     return halves.swapaxes(1, 2).reshape(stored.shape)

@@ -85,7 +85,7 @@ def _convert(file: GGUFFile, folder: Path) -> None:
     config_json = read_config_json(file)
     extra_keys = traits.read(file.settings)
     read_settings = families.family.load(family).traits.settings
-    assert read_settings is not None
+    assert read_settings is not None  # a family with GGUFTraits reads config.json too
     config = ModelConfig(family=family, **read_settings(config_json | extra_keys))
     assert config.vocab is not None, "a GGUF file names its vocabulary"
 
@@ -206,7 +206,8 @@ def read_scaling(file: GGUFFile) -> dict[str, Any] | None:
     default_type = "linear" if "rope.scale_linear" in settings else "none"
     rope_type = settings.get("rope.scaling.type", default_type)
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
-    if rope_type == "none" or (rope_type == "linear" and factor in (0, 1)):
+    is_unstretched = factor in (0, 1)  # 0 says nothing
+    if rope_type == "none" or (rope_type == "linear" and is_unstretched):
         return None
     return {"rope_type": rope_type, "factor": factor}
 

@@ -123,8 +123,9 @@ def add_sentencepiece(
     """Put scores of sentencepiece's tokens into the metadata, from the order of their merges.
 
     A token has score -r if r is the number of the first merge that makes it, by which a reader
-    finds the order again; tokens that are neither NORMAL nor BYTE have ADDED_SCORE. `about`: the
-    tokenizer.json. `tokens`, `types`: by number. `merges`: pairs, the first to be merged first."""
+    finds the order again, and 0 if none makes it; tokens that are neither NORMAL nor BYTE have
+    ADDED_SCORE. `about`: the tokenizer.json. `tokens`, `types`: by number. `merges`: pairs, the
+    first to be merged first."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)

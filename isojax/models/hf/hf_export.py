@@ -45,7 +45,7 @@ def save(
     `params`: the policy's, without adapters. `source`: the base model's folder. `dtype`: of the
     weights, "float32" or "bfloat16". InputError where the folder exists, cannot be
     written, or the family has no published architecture."""
-    architecture_of(config)
+    architecture_of(config)  # InputError where the family has none
     decoder = Decoder(config, params["embed"].shape[0])
     values = dict(flatten(params))
 
@@ -58,6 +58,8 @@ def save(
             stored.append(part.layout.to_stored(value))
         return join_parts(stored, parts[0].layout.spec)
 
+    # `parts`: the parameters that a checkpoint's tensor holds in one layer, mostly one. The Spec of
+    # any of them has the whole tensor's shape.
     tensors: TensorSources = {
         name: (parts[0].layout.spec.stored_shape, partial(read_tensor, parts))
         for name, parts in tensor_parts(weight_layouts(decoder)).items()
@@ -96,6 +98,7 @@ def save_adapter(
     lora = config.lora
     assert lora is not None
     specs = Decoder(config, config.vocab or 1).specs()  # adapters know no vocabulary
+    # each with its name in the published model, the end of it as kind ("q_proj"), rank, A and B
     modules = adapted_modules(adapters, specs)
 
     target_modules: list[str] | str = list(dict.fromkeys(module.kind for module in modules))

@@ -68,7 +68,8 @@ class WeightLayout:
         outputs. Of axes that are one in the tensor, only the outermost may be a part, else the part
         would be no slice there."""
         slices = []
-        for group in self.spec.stored_groups:  # axes that are one in the tensor
+        # sizes of axes that are one in the tensor: of queries [(D,), (N, H)]
+        for group in self.spec.stored_groups:
             outer, *inner = index[: len(group)]
             index = index[len(group) :]
             inner_sizes = group[1:]

@@ -11,6 +11,9 @@ from isojax.models.folder_kinds import CONFIG_AND_TOKENIZER, NEW, TOKENIZER, pyt
 from isojax.models.safetensors_io import StoredTensor
 from isojax.models.spec import Spec
 
+# From folder_kinds: commands write to the folder NEW; TOKENIZER and CONFIG_AND_TOKENIZER say which
+# files to copy to it then.
+
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by name
 
 ADAPTER_PART = re.compile(
@@ -154,9 +157,9 @@ def _explain_shapes(
     if names["embed"] != EMBEDDING_WEIGHT or not are_matrices:
         return COPY  # a family of other names
 
-    # key of config.json -> the value that the shapes are right for, and the value there
     # a stored matrix has its outputs as rows, and the embedding the tokens
     rows = {key: stored[name].shape[0] for key, name in names.items()}
+    # key of config.json -> the value that the shapes are right for, and the value there
     fitting = {"vocab_size": (rows["embed"], config.vocab)}
     if by_name["query"].part is None:  # else the rows of several do not tell heads from their sizes
         head_dim = max(rows["query"] // config.heads, 1)

@@ -67,7 +67,8 @@ def text_config_json(config_json: Mapping[str, Any]) -> dict[str, Any] | None:
         )
     section = {key: value for key, value in section.items() if value is not None}
     shared = {key: config_json[key] for key in SHARED_KEYS if config_json.get(key) is not None}
-    if section.get(TIED, shared.get(TIED)) != shared.get(TIED, section.get(TIED)):
+    is_in_both = TIED in section and TIED in shared
+    if is_in_both and section[TIED] != shared[TIED]:
         both = f"{TIED} = {shared[TIED]!r} at the top, and {section[TIED]!r} in {SECTION}"
         raise InputError(
             where="config.json",

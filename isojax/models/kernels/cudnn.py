@@ -21,9 +21,9 @@ def cudnn_attention(
 ) -> Float[Array, "b t N H"]:
     """Attend causally from q over k, v and the live part of `prefix`, by cuDNN; differentiable.
 
-    In bfloat16 or float16. `prefix`: the prompt that each row continues; only its first `lengths`
-    positions are live. `window`: a token sees itself and window - 1 positions before it; None: all.
-    """
+    In bfloat16 or float16. `prefix`: the prompt that each row continues, keys and values [b K p H],
+    of which only the first `lengths` positions are live. `window`: a token sees itself and window -
+    1 positions before it; None: all."""
     if prefix is None:
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         # positions before a token, and after it

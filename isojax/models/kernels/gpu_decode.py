@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
 MASKED_SCORE = -1e30
-BLOCK_POSITIONS = 128
+BLOCK_POSITIONS = 128  # that a program reads at a time
 LEAST_ROWS = 16  # of a matrix that a tensor core multiplies
 
 

@@ -71,10 +71,11 @@ def splash_attention(
 ) -> Float[Array, "b t N H"]:
     """Attend causally from q over k, v and the live part of `prefix`, by splash attention.
 
-    Differentiable; scores and softmax are in float32. `prefix`: the prompt that each row continues;
-    only its first `lengths` positions are live. `window`: a token sees itself and window - 1
-    positions before it; None: all. `interpret`: whether the kernel is interpreted, on any backend,
-    for tests. Positions are padded to whole tiles, and the padding is cut off again."""
+    Differentiable; scores and softmax are in float32. `prefix`: the prompt that each row continues,
+    keys and values [b K p H], of which only the first `lengths` positions are live. `window`: a
+    token sees itself and window - 1 positions before it; None: all. `interpret`: whether the kernel
+    is interpreted, on any backend, for tests. Positions are padded to whole tiles, and the padding
+    is cut off again."""
     b, t, N, H = q.shape
     p = 0 if prefix is None else prefix.keys.shape[2]
     queries = _whole_tiles(t)

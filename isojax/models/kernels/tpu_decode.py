@@ -333,8 +333,9 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *all_refs: Any) -> None:
 
     @pl.when(step == 0)
     def _begin() -> None:
+        # Of values, and of their scales in an int8 cache: what no copy has filled there has weight
+        # 0, and must be finite.
         for values in refs.buffers[1::2]:
-            # what is never read there has weight 0, and must be finite
             values[...] = jnp.zeros_like(values)
         copies.for_each_read(0, lambda copy: copy.start())
 
@@ -496,7 +497,8 @@ def flash_decode(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],
-        # each array of the cache is written where it lies
+        # Each array of the cache is written in place: as input it follows scalars and operands, as
+        # output it follows `out`.
         input_output_aliases={SCALARS + len(operands) + i: 1 + i for i in range(len(cache))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,

@@ -53,6 +53,7 @@ def _kernel(
     Its arrays: rows and out [r D], the expert's weights of the rows [r 1], blocks of gate and up [D
     f], and of down [f D]. `layer` only serves to find the blocks."""
 
+    # the first step of a core: the grid is (cores, experts of a core, blocks of an expert)
     @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
     def _begin() -> None:
         out[...] = jnp.zeros_like(out)

@@ -117,7 +117,7 @@ class ExpertMLP(nnx.Module):
         for parameter in (self.gate, self.up, self.down, *self.adapters):
             spec = spec_of(parameter)
             w = parameter[...]
-            if "embed" in spec.axes:
+            if "embed" in spec.axes:  # the axis that fsdp splits
                 axis = spec.axes.index("embed")
                 w = all_gather_weight(w, axis, spec.shape[axis], spec.axes)
             if spec.name.endswith(ADAPTER_B):
