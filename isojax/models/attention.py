@@ -119,7 +119,7 @@ def sequence_sharded_attention(
 
     For use inside a shard_map over `sequence`, where each device has t of the sequence's positions.
     `positions`: where these t tokens are in the whole sequence. `q` [b t N H], `k` and `v` [b K t
-    H]; gathered, keys lie in the order of their positions, because devices have contiguous parts in
+    H]; gathered, keys are in the order of their positions, because devices have contiguous parts in
     order. `window`: as in `self_attention`."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> Array:

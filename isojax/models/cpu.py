@@ -79,7 +79,7 @@ def sum_in_blocks(
     In some models (SmolLM2) large activations cancel at a first token, and one sum over all inputs
     would be most of float32's error; a block has at most MAX_SUMMED_INPUTS. `gated`: the inputs of
     the product; `down`: its matrix. `first_tokens`: the tokens on axis 1 that begin sequences, such
-    as slice(1), or slice(0, g P, P) where g prompts lie in one row. The gradient is that of
+    as slice(1), or slice(0, g P, P) where g prompts are in one row. The gradient is that of
     `mlp_out`, which comes back as it is where inputs are few, in other precisions, and where
     devices share weights or positions."""
     inputs, outputs = down.shape

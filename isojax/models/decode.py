@@ -211,7 +211,7 @@ class Decoding:
 
     @property
     def _experts_stay_stacked(self) -> bool:
-        """Whether a kernel reads a layer's experts where they lie in the stack of all layers.
+        """Whether a kernel reads a layer's experts where they are in the stack of all layers.
 
         All experts multiply all slots then, so slots must be few. The kernel knows no adapters."""
         lora = self.decoder.config.lora
@@ -569,7 +569,7 @@ class Decoding:
                 self._attention, last, slot_kv[stack.name], head_dim
             )
 
-        # Experts that a kernel reads where they lie are not scanned, but whole in each layer.
+        # Experts that a kernel reads in their stack are not scanned, but whole in each layer.
         scanned_weights: dict[str, Params] = {}
         stacked_experts: dict[str, Params] = {}
         for stack in stacks:

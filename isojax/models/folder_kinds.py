@@ -137,7 +137,7 @@ def _verl(folder: Path) -> str:
 def _verl_actors(folder: Path) -> list[Path]:
     """The folders that may hold the shards of verl's policy."""
     actors = [folder, folder / "actor", *sorted(folder.glob("global_step_*/actor"))]
-    if folder.name == "huggingface":  # config.json and tokenizer, beside the shards
+    if folder.name == "huggingface":  # config.json and tokenizer, next to the shards
         actors.append(folder.absolute().parent)
     return actors
 

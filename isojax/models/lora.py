@@ -2,9 +2,8 @@
 adapter, A and B, is trained, and all that the base policy has stays.
 
 An adapter is two more weights of its layer, `query_lora_a` [L D rank] and `query_lora_b` [L rank N
-H]. The training state holds them alone; `policy_params` puts the base policy's beside them, with no
-copy. Without LoRA the training state holds all parameters, and `policy_params` returns them as they
-are.
+H]. The training state holds them alone; `policy_params` adds the base policy's, with no copy.
+Without LoRA the training state holds all parameters, and `policy_params` returns them as they are.
 """
 
 from collections.abc import Collection

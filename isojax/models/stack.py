@@ -33,7 +33,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that are alike, whose weights lie on one another: one layer of each repeat of a
+    """Layers that are alike, whose weights are stacked: one layer of each repeat of a
     period."""
 
     name: str  # in the parameters' tree: "blocks", "blocks_1", ...

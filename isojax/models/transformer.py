@@ -53,7 +53,7 @@ class PrefixCache(NamedTuple):
 
 
 class LayerRecord(NamedTuple):
-    """What a layer gives beside the hidden states."""
+    """What a layer gives besides the hidden states."""
 
     kv: KV  # new keys and values
     routed: Any  # what a `RouterPass` has observed

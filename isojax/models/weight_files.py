@@ -1,7 +1,7 @@
 """Finds the files that hold a model's weights: by the index where there is one, as transformers and
 vLLM write them.
 
-Where two sources in a folder could differ, such as a model.safetensors beside an index of other
+Where two sources in a folder could differ, such as a model.safetensors and an index of other
 files, no program's choice is right for all, and the folder is refused.
 """
 

@@ -23,7 +23,7 @@ from isojax.models.layers.mixture import ExpertMLP, Routing, weights_by_expert
 from isojax.models.spec import Constant, LayerDescription, Spec, param, spec_of
 
 SCALE = "_scale"  # how the name of an int8 matrix's scales ends
-# the name of a layer's number in its stack, beside experts that stay there
+# the name of a layer's number in its stack, for experts that stay there
 LAYER_OF_EXPERTS = "expert_layer"
 LARGEST = 127  # the largest magnitude of an int8, on both sides of 0
 

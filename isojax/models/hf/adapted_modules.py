@@ -1,7 +1,7 @@
 """LoRA's adapters as modules of a published model have them. PEFT adapts a module, and a module may
 hold several of our matrices in one (`Spec.part`), each of which has an adapter of its own here.
 
-Of queries W_q and keys W_k in one module, whose outputs lie one after the other, the adapters
+Of queries W_q and keys W_k in one module, whose outputs are one after the other, the adapters
 together are one, of the sum of their ranks:
 
     x [A_q A_k] [B_q   0 ] = [x A_q B_q, x A_k B_k]

@@ -100,6 +100,7 @@ def read_tokens(about: Mapping[str, Any], rows: int) -> tuple[list[str], list[in
         names[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     unknown = model.get("unk_token")
+    # byte-level BPE knows every byte: where it names such a token, that is an ordinary one
     if is_sentencepiece and unknown in vocab:
         types[vocab[unknown]] = UNKNOWN
 

@@ -30,7 +30,7 @@ METHOD_OF_SUFFIX = {
 FLOAT8_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGER_DTYPES = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "F4", "F6_E2M3", "F6_E3M2")
 
-# What transformers makes floats of while it loads a model, if it is told so by this class.
+# What transformers makes floats of while it loads a model, if this class asks for it.
 CONFIG_CLASS_OF_METHOD = {
     "fp8": "FineGrainedFP8Config",
     "compressed-tensors": "CompressedTensorsConfig",
@@ -69,6 +69,7 @@ def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
     {"model.layers.0.mlp.up_proj.qweight": "I32"}."""
     by_last_part = {_last_part(name): name for name in dtypes}
     suffixes = [suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part]
+    # integers count only in a layer's matrices: of other tensors they tell nothing
     float8, integers = [], []
     for name, dtype in dtypes.items():
         if dtype in FLOAT8_DTYPES:

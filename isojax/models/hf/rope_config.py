@@ -1,6 +1,6 @@
 """The rotary positions of config.json. transformers 4 writes `rope_theta` and `rope_scaling`,
 transformers 5 writes `rope_parameters` with theta in it, or one such object for each type of layer,
-and what exporters write lies in between.
+and what exporters write is in between.
 
 Programs differ in which of these they read, so where two of them say different things the file is
 refused. One difference is harmless: transformers 4 adds its default theta, 10,000, at the top of
@@ -126,7 +126,7 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
 
     old_type = section.pop("type", None)  # as transformers 4 first named it
     rope_type = "default"
-    if section or old_type:
+    if section or old_type:  # an empty section stays empty
         rope_type = section.setdefault("rope_type", old_type or "default")
     if old_type not in (None, rope_type):
         raise InputError(
@@ -221,11 +221,11 @@ def _agreed_theta(
     # a null that is the only theta is refused by `read_number`
     if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not places):
         top = read_number(config_json, "rope_theta")
-        # The default at the top may be what transformers 4 has added to a file of transformers 5.
         # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the
-        # top.
+        # top. Else the default at the top may be what it has added to a file of transformers 5.
         belongs_to_scaling = "rope_scaling" in sections and "rope_scaling" not in places
-        if top != DEFAULT_THETA or not places or belongs_to_scaling:
+        may_be_added = top == DEFAULT_THETA and not belongs_to_scaling
+        if not may_be_added or not places:
             places["the top"] = top
 
     if len(set(places.values())) > 1:

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 
 class PrefixKV(NamedTuple):
-    """Keys and values of each row's prompt, which is as long as `lengths` says; what lies behind
+    """Keys and values of each row's prompt, which is as long as `lengths` says; what is behind
     that is padding, and seen by no query."""
 
     keys: Float[Array, "b K p H"]

@@ -89,7 +89,7 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
     R, K = keys.shape[1:3]
     item_bytes = keys.dtype.itemsize
 
-    units = keys.shape[4 if transposed else 3] // TILE_WIDTH
+    units = keys.shape[4 if transposed else 3] // TILE_WIDTH  # of 128 positions, all of C
     block_units = _largest_divisor(units, MAX_BLOCK_UNITS)
     cores = _largest_divisor(R, MAX_CORES)
 

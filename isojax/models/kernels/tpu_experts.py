@@ -2,7 +2,7 @@
 0 where a row did not choose it.
 
 XLA would first take the layer's experts out of the stack of all layers. Here a step of the grid
-reads a block of one expert's three matrices where they lie, while the step before it multiplies,
+reads a block of one expert's three matrices where they are, while the step before it multiplies,
 and adds what it makes to the sum. So a token costs what reading the experts does.
 """
 

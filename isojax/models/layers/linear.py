@@ -1,5 +1,5 @@
 """Products with a matrix that may have several axes of inputs or of outputs, and LoRA's adapters
-beside it."""
+of it."""
 
 import math
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ class RouterShape(NamedTuple):
 
 
 class ExpertMLP(nnx.Module):
-    """The gated MLPs of E experts, whose matrices lie on one another, and their adapters where
+    """The gated MLPs of E experts, whose matrices are stacked, and their adapters where
     there are any."""
 
     def __init__(self, config: ModelConfig, hidden: int, experts: int, share: float):
@@ -161,7 +161,7 @@ def make_adapter(of: Spec, rank: int) -> tuple[nnx.Param, nnx.Param]:
 class MixtureOfExperts(nnx.Module):
     """The experts that a token's router chose, added up by its weights.
 
-    Beside the hidden states, what its caller's caller may want goes through two attributes
+    Besides the hidden states, what its caller's caller may want goes through two attributes
     (models/routing.py): `replayed`, experts i32[r k] that are set before a call and that tokens
     meet instead of those of their own choice; and `routing`, the call's Routing."""
 

@@ -12,7 +12,7 @@ from isojax.models.spec import NO_AXES, Constant, Init, Sizes, Spec, param, spec
 
 
 class Norm(Protocol):
-    """What the last norm needs beside its call; a policy's other norms need the call alone."""
+    """What the last norm needs besides its call; a policy's other norms need the call alone."""
 
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b _"]: ...
 
