@@ -62,7 +62,7 @@ def write_gguf(params: Params, config: ModelConfig, source: Path, path: Path, dt
             fix="Choose another name, or remove it first.",
         )
     traits = gguf_traits_of(config)
-    # of the name so many characters as leave room for the rest, of the 255 bytes that a name has
+    # TEMP_CHARACTERS of the name and not all: with the rest, file systems take 255 bytes
     temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     # It only collects in memory until `write_tensors` writes the header: so its folder need not be
     # there yet, and there is nothing to remove if the settings are refused.

@@ -108,6 +108,7 @@ def triton_decode(
         in_specs=[of_head(G, H), of_head(C, H), of_head(C, H), position_of_slot],
         out_specs=of_head(G, H),
         out_shape=jax.ShapeDtypeStruct((R, K, G, H), q.dtype),
+        # only the speed depends on these
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="decode_attention",
