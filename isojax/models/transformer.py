@@ -443,7 +443,7 @@ class Decoder:
                 of_device = jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32)
                 return lax.psum(of_device, PROMPT_AXIS).astype(x.dtype)[:, 0]
 
-            # no first_tokens: `sum_in_blocks` corrects nothing where devices share positions
+            # no first_tokens: of the devices that share a row, only one has its first token
             causal_attention = partial(sequence_sharded_attention, token_positions)
             return self._prefill_tokens(
                 params, tokens, token_positions, causal_attention, take_last
