@@ -81,7 +81,7 @@ def sum_in_blocks(
     the product; `down`: its matrix. `first_tokens`: the tokens on axis 1 that begin sequences, such
     as slice(1), or slice(0, g P, P) where g prompts are in one row. The gradient is that of
     `mlp_out`, which comes back as it is where inputs are few, in other precisions, and where
-    devices share weights or positions."""
+    devices share weights."""
     inputs, outputs = down.shape
     is_split = weights_are_split(jax.sharding.get_abstract_mesh())
     if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or is_split:
