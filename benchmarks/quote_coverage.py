@@ -55,7 +55,7 @@ def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
 
 def draw_reward(ensemble: CurveEnsemble, horizon: float, rng: np.random.Generator) -> float:
     """The reward at the horizon of one draw and one cell."""
-    rewards = ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True)
+    rewards = ensemble.sampled_at_cell_budgets(np.array([horizon]), on_sweep_problems=True)
     return float(rng.choice(rewards.ravel()))
 
 

@@ -268,7 +268,8 @@ class AdaptivePolicy:
                 continue
 
             # A cell that is unlikely to be best at any level for which this run still has
-            # something to measure is not worth a rollout.
+            # something to measure is not worth a rollout. These levels are all that are above
+            # its C, which later steps reach; of a new run only those of this step.
             C_now = C_reached.get(step.cell, 0)
             levels_ahead = C_levels > C_now if C_now else C_levels <= step.target
             if uncertainty.p_best[j, levels_ahead].max() < MIN_P_BEST:
@@ -296,7 +297,8 @@ class AdaptivePolicy:
                 fix="Look at their ledgers.",
             )
         return _SweepModel(
-            # All runs are evaluated on the same problems, so that other problems change nothing.
+            # `shift` is what a choice of other validation problems would add to the rewards of each
+            # draw: 0, since all runs are evaluated on the same ones.
             draws=replace(estimate.draws, shift=np.zeros_like(estimate.draws.shift)),
             measurement_sd=math.hypot(estimate.intervals.run_sd, estimate.noise_sd),
         )

@@ -143,7 +143,7 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
     if C_low < C_high:
         # + 2: both ends, and two budgets at least where the range is short
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
-        # Inside its range a sweep may have a gap between two cells.
+        # Inside its range a sweep may have a gap between two cells. is_measured: bool[cells, G].
         measured_in_all = np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)
         C = C[measured_in_all]
         if len(C) > 1:
@@ -164,7 +164,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     """n*(C) and the frontier's reward of one sweep at the shared budgets.
 
     C: float[G], rising; each within the data of some cell of the sweep, or, for _saturates_earlier,
-    within reach of them. In the comments, J cells and Q replicates."""
+    which uses n_draws alone, within reach of them. In the comments, J cells and Q replicates."""
     # A reward is reported only near a cell's data; for the choice of n, curves count further beyond
     # them, so that a cell does not drop out where its runs end.
     measured_near = ensemble.samples.is_measured(C).T  # [G, J]
@@ -178,7 +178,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
     tied = np.array(
         [
-            ensemble.level_of_all(np.full(len(ensemble.n), at), measured_near[g]) is not None
+            ensemble.reward_if_none_rose(np.full(len(ensemble.n), at), measured_near[g]) is not None
             for g, at in enumerate(C)
         ]
     )
@@ -189,6 +189,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
         first = int(tied.argmin())
         n[:first] = n[first]
 
+    # The best cell of each draw; of several equal ones any_of takes one at random.
     competing = np.broadcast_to(measured_within_reach, reward_draws.shape)
     best_in_draws = ensemble.samples.is_best(reward_draws, competing, -1)
     return FrontierPath(
@@ -254,6 +255,7 @@ def _budget_row(fit: FitResult, path: FrontierPath, g: int, all_n: Sequence[int]
     if is_tied:  # any n may be the best
         n_low, n_high = all_n[0], all_n[-1]
     else:
+        # two of the measured n; None for both without replicates
         bounds = central_interval(path.n_draws[:, g], discrete=True)
         n_low, n_high = (None if n is None else int(n) for n in bounds)
 

@@ -124,7 +124,8 @@ def _rollouts_by_scatter(rewards_of_runs: Sequence[FloatArray]) -> float | None:
     neighbours. rewards_of_runs: as in `size_by_step`."""
     bend = np.concatenate([bends(rewards) for rewards in rewards_of_runs])
     middles = [rewards[1:-1] for rewards in rewards_of_runs if len(rewards) > 2]
-    middle = np.clip(np.concatenate(middles or [bend]), 0, 1)  # the rewards that bend
+    # the rewards that bend; without any, bend is empty too
+    middle = np.clip(np.concatenate(middles or [bend]), 0, 1)
     differs = np.abs(bend) > SAME_REWARD
     if differs.sum() < max(MIN_BENDS, len(bend) / 2):
         return None
@@ -154,9 +155,11 @@ def _common_step(values: FloatArray, smallest: float) -> float | None:
     rounding = 10.0**-decimals  # of a difference between two rewards
     distinct = 1 + int((np.diff(values) > SAME_REWARD).sum())
     differences = values - values[0]
+    if smallest <= rounding:
+        return None
+
     for multiple in range(1, MAX_STEP_MULTIPLE + 1):
-        if smallest <= rounding:
-            return None
+        # N = 1 / step = multiple / smallest, of which `smallest` is known to within the rounding
         fewest = multiple / (smallest + rounding)
         most = multiple / (smallest - rounding)
         candidates = range(int(np.ceil(fewest)), int(most) + 1)

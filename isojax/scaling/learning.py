@@ -569,6 +569,7 @@ def _failed_share(runs: Sequence[RunRecord]) -> float | None:
     """The share of the verifier's checks that failed; None where it was not recorded.
 
     It is that in training or that at the evaluations, whichever is larger. A rollout is one check.
+    "verifier_failures" is their number: in `train` since the evaluation before, in `metrics` at it.
     runs: each with at least one evaluation."""
     points = [p for run in runs for p in run.points]
     checks_in_training = sum(run.points[-1].rollouts for run in runs)

@@ -66,13 +66,14 @@ def fit_with_trial(points: RunPoints) -> TriedPosterior:
     is_visible = points.C <= C_limit
     visible = points.select(is_visible)
     hidden = points.select(~is_visible)
-    if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:
+    if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:  # too few for a curve
         return TriedPosterior(replace(posterior, departure_sd=prior_sd), None)
 
     # The squared error at the end, less the variance of the prediction itself. Here the draws have
     # no departures; with those of the prior they give the errors of `trial`.
     tried = sample_posterior(visible)
     at_end = last_points(hidden)
+    # [draws], each the mean of new evaluations at the C of at_end, with their noise
     predicted = tried.evaluations(at_end).mean(-1)
     excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
 
@@ -125,7 +126,7 @@ def prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> PredictionE
     hidden: at least one point. interval_at_end of the result includes the noise of these points."""
     errors = median_curve(posterior, hidden.C) - hidden.R
     at_end = last_points(hidden)
-    end_rewards = posterior.evaluations(at_end).mean(-1)
+    end_rewards = posterior.evaluations(at_end).mean(-1)  # [draws], with noise
     return PredictionErrors(
         points=len(hidden.C),
         mean_error=float(errors.mean()),

@@ -83,6 +83,7 @@ def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Trial
     C_max = max(float(t.C[-1]) for t in tracks)
     C_limit = C_max / MAX_EXTRAPOLATION
     trained = [t for t in tracks if np.any((t.C > 0) & (t.C <= C_limit))]
+    # C rises along a run, so that the visible evaluations come first.
     visible_runs = [select_points(t.run, slice((t.C <= C_limit).sum())) for t in trained]
     ensemble = load_ensemble(fit_visible(visible_runs))
     result = {
@@ -129,17 +130,20 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
             fix="Run a second n.",
         )
 
-    # Each evaluation of the hidden runs, with the frontier of the rest at its C as the prediction.
     fit_without_n = fit_visible([t.run for t in tracks if t.run.cell.n != n])
     ensemble = load_ensemble(fit_without_n)
-    usable_cells = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
+    # bool[cells]: the cells that `isojax recommend` may choose, those of a B_p whose runs did not
+    # break. Where all B_p broke all cells count, so that there is a frontier to compare with.
+    on_frontier = ensemble.stable if ensemble.stable.any() else np.ones_like(ensemble.stable)
+
+    # Each evaluation of the hidden runs, with the frontier of the rest at its C as the prediction.
     rows = []
     for track in tracks:
         if track.run.cell.n != n:
             continue
         for C, R in zip(track.C, track.R, strict=True):
             if C > 0:
-                frontier = float(ensemble.expected_rewards(C)[usable_cells].max())
+                frontier = float(ensemble.expected_rewards(C)[on_frontier].max())
                 rows.append(_prediction_row(track, C, R, RewardForecast(frontier, None)))
 
     # Compare near the end, since a large n needs many rollouts before it can be better.
@@ -148,7 +152,7 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
         row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max
     ]
     gain = float(np.mean(end_gains))
-    matters = gain > EPSILON
+    matters = gain > EPSILON  # the reward (0.005) that a recommendation takes as no difference
     warned = any(flag.code == "largest_n_leads" for flag in fit_without_n.flags)
 
     result = {**_summarize_errors(rows), **_judge_choice(ensemble, tracks)}
@@ -234,9 +238,10 @@ def _judge_choice(
     ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0
 ) -> TrialResult:
     """Whether the fit chooses the n that was best: {C, n_chosen, n_best, regret}, all None where it
-    cannot be judged. C is the largest that at least two n reached. n_best has the highest mean of
-    the evaluations near C; the regret is the measured reward that n_chosen loses against it, which
-    is too large on average, since the best of noisy means is taken."""
+    cannot be judged. C is the largest that at least two n reached, and must be above C_above, where
+    hidden evaluations begin. n_best has the highest mean of the evaluations near C; the regret is
+    the measured reward that n_chosen loses against it, which is too large on average, since the
+    best of noisy means is taken."""
     tracks_by_n = group_by(tracks, lambda t: t.run.cell.n)
     C_ends = sorted(
         max(float(t.C[-1]) for t in tracks_of_n) for tracks_of_n in tracks_by_n.values()
@@ -247,6 +252,7 @@ def _judge_choice(
     for key, seeds in group_by_cell(tracks).items():
         rewards = []
         for track in seeds:
+            # MEASURED_TOLERANCE: a factor a little above 1, since runs end near C, not at it
             is_near = (track.C >= MIN_SHARE_OF_C * C) & (track.C <= C * MEASURED_TOLERANCE)
             rewards += track.R[is_near].tolist()
         if rewards:

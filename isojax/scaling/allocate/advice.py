@@ -120,6 +120,7 @@ def _extrapolation_risk(fit: FitResult, curve: FittedCurve, C: float) -> Risk | 
     It states how far this sweep's forecasts erred in the trial, which predicts its later
     evaluations from the earlier ones."""
     trial: ForecastTrial | None = fit.forecast
+    # The tolerance is a factor a little above 1: runs end a little before their budget.
     if trial is None or curve.C_high * MEASURED_TOLERANCE >= C:
         return None
 
@@ -151,7 +152,8 @@ def set_halting_marks(
         M = counts.updates(share * C_end)
         # Curves need C > 0; a mark at M = 0 is dropped below.
         C = float(counts.rollouts(max(M, 1)))
-        draws = ensemble.sampled_at_cell_budgets(np.array([C]), same_problems=True)[:, cell]
+        # [Q], on the sweep's own validation problems, on which the run is evaluated too
+        draws = ensemble.sampled_at_cell_budgets(np.array([C]), on_sweep_problems=True)[:, cell]
         # A run as forecast measures less than this with probability MARK_TAIL.
         stop_below = np.quantile(draws + _measurement_noise(ensemble), MARK_TAIL)
         mark = HaltingMark(
@@ -195,40 +197,34 @@ def choose_next_run(
 
     # From here on only the J allowed cells count, by their rewards in the Q draws less those of the
     # chosen one. j and `leader` are indices among them; `chosen` and C_spent are of all cells.
+    # Rewards are those on the sweep's own validation problems, on which the run is evaluated too:
+    # the draws then differ by their curves alone, not by which problems are chosen.
     allowed_cells = np.flatnonzero(allowed)
     keys = [ensemble.curves[i].key for i in allowed_cells]
     counts = [ensemble.counts[i] for i in allowed_cells]
     leader = int(allowed[:chosen].sum())  # index of the chosen cell among the allowed ones
-    rewards = ensemble.sampled_at_cell_budgets(C_spent, same_problems=True)[:, allowed]
+    rewards = ensemble.sampled_at_cell_budgets(C_spent, on_sweep_problems=True)[:, allowed]
     lead = rewards - rewards[:, [leader]]  # [Q, J]
-    # Covariances of each lead, per standard deviation of the other side, that may be chance.
-    chance = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0)
     noise = _measurement_noise(ensemble)  # [Q]
 
     runs = []
     for share in RUN_SHARES:
         M = ensemble.updates_within(share * C_spent)  # [cells]
         C_of_runs = ensemble.rollouts_after(np.maximum(M, 1))
-        measured = ensemble.sampled_at_cell_budgets(C_of_runs, same_problems=True)[:, allowed]
+        measured = ensemble.sampled_at_cell_budgets(C_of_runs, on_sweep_problems=True)[:, allowed]
         M_of_allowed = M[allowed]
         for j in np.flatnonzero(M_of_allowed):  # cells for which this share is an update at least
-            # The regression of each lead on what a run of cell j would measure.
-            deviation = measured[:, j] - measured[:, j].mean()  # [Q]
-            covariance = deviation @ lead / len(lead)  # [J]
-            covariance[np.abs(covariance) < chance * deviation.std()] = 0.0
-            slope = covariance / max(deviation.var() + noise.var(), 1e-12)
-
-            # For each outcome of the run the mean leads after it, [Q, J]: the cell with the highest
-            # would then be chosen, so that the expected highest lead is what the run saves.
-            leads_after = lead.mean(0) + (deviation + noise)[:, None] * slope
-            times_best = np.bincount(leads_after.argmax(1), minlength=len(keys))
-            times_best[leader] = -1  # the rival is another cell
+            # After the run the cell with the highest mean lead would be chosen: the run saves what
+            # that lead is on average over its outcomes.
+            leads_after = _mean_leads_after_run(lead, measured[:, j], noise)  # [Q, J]
+            times_chosen = np.bincount(leads_after.argmax(1), minlength=len(keys))
+            times_chosen[leader] = -1  # the rival is another cell
             saved = float(leads_after.max(1).mean())
             run = NextRun(
                 allocation=counts[j].allocation(*keys[j], M=int(M_of_allowed[j])),
                 regret_before=regret,
                 regret_after=max(0.0, regret - saved),
-                between=(keys[leader], keys[times_best.argmax()]),
+                between=(keys[leader], keys[times_chosen.argmax()]),
             )
             runs.append(run)
 
@@ -236,6 +232,21 @@ def choose_next_run(
     enough = max(NEARLY_ALL * saved_by_runs.max(initial=0.0), MIN_REGRET_SAVED)
     worthwhile = [runs[i] for i in np.flatnonzero(saved_by_runs >= enough)]
     return min(worthwhile, key=lambda run: (run.allocation.C, run.regret_after), default=None)
+
+
+def _mean_leads_after_run(lead: FloatArray, reward: FloatArray, noise: FloatArray) -> FloatArray:
+    """The mean lead of each cell after one more run, for each of Q outcomes of it: float[Q, J].
+
+    In outcome q the run measures reward[q] + noise[q], and the means move along the regression of
+    the leads on that. lead: float[Q, J], of each draw; reward: float[Q], the draws' at the run's
+    end; noise: float[Q], of one run."""
+    deviation = reward - reward.mean()
+    covariance = deviation @ lead / len(lead)  # [J]
+    # Draws that are not correlated show a correlation with a standard error of 1 / sqrt(Q).
+    may_be_chance = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0) * deviation.std()
+    covariance[np.abs(covariance) < may_be_chance] = 0.0
+    slope = covariance / max(deviation.var() + noise.var(), 1e-12)
+    return lead.mean(0) + (deviation + noise)[:, None] * slope
 
 
 def describe_supporting_sweep(

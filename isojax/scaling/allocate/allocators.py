@@ -275,7 +275,7 @@ def _explain_cell(
     the unstable smaller B_p, to end a sentence, such as "; unstable: 8 (...)", or ""."""
     C_spent, allowed = ensemble.allowed_cells(request)
     chosen_B_p, n = ensemble.curves[chosen_cell].key
-    all_at_start = ensemble.level_of_all(C_spent, allowed) is not None
+    all_at_start = ensemble.reward_if_none_rose(C_spent, allowed) is not None
     if ensemble.fit.nothing_learnt or all_at_start:
         equal = "no cell is better than another; of equal ones the smallest n"
         return [f"n = {n}, B_p = {chosen_B_p}: {equal}"]

@@ -138,20 +138,22 @@ class CurveEnsemble:
             [curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1
         )
 
-    def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
+    def sampled_at_cell_budgets(
+        self, spent: FloatArray, on_sweep_problems: bool = False
+    ) -> FloatArray:
         """The rewards of each replicate, each cell at its own C: float[..., cells] ->
-        float[..., replicates, cells]. same_problems: on the validation problems of the sweep;
-        otherwise the replicates also vary by the choice of the problems."""
-        return self.samples.curves_at(spent, same_problems)
+        float[..., replicates, cells]. on_sweep_problems: on the validation problems of the sweep;
+        otherwise each replicate is on problems drawn from them, and varies by these too."""
+        return self.samples.curves_at(spent, same_problems=on_sweep_problems)
 
-    def predict_reward(self, i: int, C: float, same_problems: bool = False) -> RewardForecast:
+    def predict_reward(self, i: int, C: float, on_sweep_problems: bool = False) -> RewardForecast:
         """The expected reward of cell i (an index of `curves`) after C rollouts, and its interval.
 
-        The interval is for other problems of the same kind or, with same_problems, for the
+        The interval is for other problems of the same kind or, with on_sweep_problems, for the
         validation problems of the sweep."""
         cell_budgets = np.full(len(self.curves), float(C))
         expected = float(self.expected_at_cell_budgets(cell_budgets)[i])
-        draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
+        draws = self.sampled_at_cell_budgets(cell_budgets, on_sweep_problems)[:, i]
         return RewardForecast(expected, self.interval(draws))
 
     def predict_new_run(self, i: int, C: float) -> RewardForecast:
@@ -160,7 +162,7 @@ class CurveEnsemble:
         That is one new run, on the same problems. The interval's half widths: those of the expected
         reward's interval and of the noise (between runs, and of an evaluation), added in
         quadrature. i: an index of `curves`. The interval is None without replicates."""
-        reward, interval = self.predict_reward(i, C, same_problems=True)
+        reward, interval = self.predict_reward(i, C, on_sweep_problems=True)
         noise = self.fit.intervals  # has the standard deviations of a run and of an evaluation
         if interval is None or noise is None:
             return RewardForecast(reward, None)
@@ -199,7 +201,8 @@ class CurveEnsemble:
                 fix=fix,
             )
 
-        # Device seconds / devices = seconds of wall clock.
+        # Device seconds / devices = seconds of wall clock. A clock gives whole rollouts, 0 where it
+        # is unknown.
         devices = self.clock.devices if budget.of_devices else 1.0
         return self.clock.rollouts(budget.seconds / devices)
 
@@ -243,7 +246,7 @@ class CurveEnsemble:
         allowed = affordable if "B_p" in request.fix else affordable & self.stable
         return CellBudgets(C_spent, allowed)
 
-    def level_of_all(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
+    def reward_if_none_rose(self, C_spent: FloatArray, allowed: BoolArray) -> float | None:
         """The reward at which all allowed cells still are after C_spent, as none has begun to rise.
 
         None where some cell has, or has no flat start (a first part at one reward), or where no

@@ -22,13 +22,14 @@ def on_devices(fit: FitResult, devices: int) -> FitResult:
             rows.append(row)
             continue
 
+        # The three terms of a clock are seconds: at the start, per rollout, and of evaluations.
         ratio = row.clock.devices / devices
         clock = replace(
             row.clock,
             startup=row.clock.startup * ratio,
             per_rollout=row.clock.per_rollout * ratio,
             per_efold=row.clock.per_efold * ratio,
-            devices=row.clock.devices / ratio,
+            devices=row.clock.devices / ratio,  # `devices`, as the clock's kind of number
         )
         rows.append(row.model_copy(update={"clock": clock}))
     return fit.model_copy(update={"runs": tuple(rows)})

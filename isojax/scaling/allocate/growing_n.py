@@ -69,7 +69,7 @@ class CurveTable:
             )
         C_start = 0.01 * float(ensemble.samples.C_low.min())
         C = np.geomspace(C_start, HORIZON_FACTOR * C_end, BUDGETS)
-        rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)
+        rewards = ensemble.sampled_at_cell_budgets(C[:, None], on_sweep_problems=True)
         return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
 
     def go_on(self, cell: int, rewards: FloatArray, C_more: float) -> FloatArray:
@@ -163,8 +163,9 @@ def plan_growing_run(
     for stage, C_next in zip(stages, C_of_next, strict=True):
         rewards = table.go_on(stage.cell, rewards, C_next - stage.C)
 
+    # The same draws, on the same problems, as the table's curves.
     cell_budgets = np.full(len(ensemble.n), C_end)
-    fixed = ensemble.sampled_at_cell_budgets(cell_budgets, same_problems=True)[:, cell]
+    fixed = ensemble.sampled_at_cell_budgets(cell_budgets, on_sweep_problems=True)[:, cell]
     gain = rewards - fixed
     if gain.mean() <= 0:
         return None

@@ -1,11 +1,15 @@
 """What a run whose n may change will reach, from its own evaluations and those of a few short runs
 with other n.
 
-The model: what a policy learns next depends on its reward alone. A run with n rises along R_n(C) =
-R0 + (A_n - R0) s(C) (curves/hill.py) from wherever that curve has the run's reward. R0, exponent
-and tail are the same for all n. The log-odds of A_n and ln C_mid,n follow a Brownian prior along
-log2 n, with a slope. Evaluations count the less, the lower their C is against the newest: a curve
-of another form is followed where the run is now.
+The model: what a policy learns next depends on its reward alone. A run with n rises along
+
+    R_n(C) = R0 + (A_n - R0) s(C),
+    s(C) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail),    z = exponent ln(C / C_mid,n)
+
+(curves/hill.py) from wherever that curve has the run's reward. R0, exponent and tail are the same
+for all n. The log-odds of A_n and ln C_mid,n follow a Brownian prior along log2 n, with a slope.
+Evaluations count the less, the lower their C is against the newest: a curve of another form is
+followed where the run is now.
 
 Draws are by randomized maximum likelihood (Oliver, He and Reynolds 1996): each draw of the prior
 and of the noise is fitted again. No sampler has to converge, and all draws are one batch of
@@ -112,7 +116,7 @@ class GrowthDraws:
         gain = np.maximum(1 - self.R0, 1e-3) * expit(self.theta[..., _SHAPES + n_index])
         C_mid = np.exp(np.clip(self.theta[..., _SHAPES + num_n + n_index], -5, 40))
 
-        # Where the curve of this n has the run's reward: s of curves/hill.py, solved for C.
+        # Where the curve of this n has the run's reward: s (top of this file) solved for C.
         progress = (rewards - self.R0) / gain
         scale = np.expm1(tail * np.log(2.0))  # 2^tail - 1
         # e^z there

@@ -193,7 +193,7 @@ def _reward_if_none_rose(ensemble: CurveEnsemble, request: AllocationRequest) ->
     """The reward with which the allowed cells began, where none has begun to rise by this budget;
     None where one has."""
     C_spent, allowed = ensemble.allowed_cells(request)
-    return ensemble.level_of_all(C_spent, allowed)
+    return ensemble.reward_if_none_rose(C_spent, allowed)
 
 
 def _describe_tie(ensemble: CurveEnsemble, request: AllocationRequest) -> str:
@@ -253,6 +253,7 @@ def _with_time_budget(
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
     allowed = ensemble.allowed_cells(request).allowed
+    # Where none is allowed, the request is refused later, whatever its C.
     candidates = allowed if allowed.any() else ensemble.stable
     C = float(rollouts[candidates].max(initial=0.0))
     request = replace(request, C=max(C, 1.0))
@@ -299,7 +300,7 @@ def _compare_cells(
         n_probability = None
     regret_interval = ensemble.interval(regret_draws)
     # Where no cell has risen all are equal, and a regret of 0 would look like a sure choice.
-    if ensemble.fit.nothing_learnt or ensemble.level_of_all(C_spent, allowed) is not None:
+    if ensemble.fit.nothing_learnt or ensemble.reward_if_none_rose(C_spent, allowed) is not None:
         regret = None
         regret_interval = None
     return _Comparison(
@@ -333,6 +334,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) ->
     C = request.C
     times_measured = C / ensemble.C_measured_max
     reasons = []
+    # MEASURED_TOLERANCE: a factor a little above 1, since runs end a little before their budget.
     if times_measured > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
         times = format_number(times_measured)
         largest = f"the largest measured C = {ensemble.C_measured_max:.6g}"

@@ -48,8 +48,9 @@ def segment_evidence(
     """How well the measurements support each segment of a frontier, by rising C.
 
     A stretch is a range of C in which one cell leads; consecutive stretches of one n form one
-    segment. cells: the runs by (B_p, n), of all cells on the frontier; metric: such as "avg@4". A
-    lead is None where evaluations have no counts of right answers per problem."""
+    segment. It is censored at an end where data begin or end, and no curves cross: it might reach
+    further. A lead is None where evaluations have no counts of right answers per problem. cells:
+    the runs by (B_p, n), of all cells on the frontier; metric: such as "avg@4"."""
     stretches_by_n = [
         list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)
     ]
@@ -230,7 +231,7 @@ def _reward_spread(
     rewards = [float(curve_reward(c, C)) for c in group]
     low, high = None, None
     if draws is not None:
-        reward_draws = draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0]
+        reward_draws = draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0]  # [Q, group]
         low, high = central_interval(np.ptp(reward_draws, axis=1))
     return RewardSpread(
         spread=float(np.ptp(rewards)),

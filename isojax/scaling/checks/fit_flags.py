@@ -111,6 +111,7 @@ def _interval_flags(intervals: IntervalSettings) -> Iterator[FitFlag]:
     if intervals.replicates < MIN_REPLICATES:
         consequence = "curves, which are their means, and intervals are rough; use 200 or more"
         yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
+    # r_hat: of half of the last round's iterations and, second, of all of them.
     if intervals.r_hat is not None and intervals.r_hat[1] > MAX_R_HAT:
         r_hat = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT})"
         text = f"{r_hat}, {intervals.acceptance:.0%} of steps accepted"

@@ -39,6 +39,7 @@ class LedgerCheck:
     notes: list[str]  # what it would not, but bears on what the fit can say
 
 
+# Python's collector of reference cycles would look through all points again and again.
 @cycle_collection_paused()
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     """Read every ledger below `paths`; list what `isojax fit` would refuse, and what limits it.
@@ -50,7 +51,7 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     notes: list[str] = []
     for folder in ledger_folders(paths):
         try:
-            runs.append(read_run(folder, notes.append))
+            runs.append(read_run(folder, warn=notes.append))  # a note where a last line is torn
         except InputError as e:
             errors.append(str(e))
     if not runs:
@@ -60,7 +61,7 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     # found; then, if there is none, all runs together.
     runs.sort(key=lambda run: run.cell)
     metric = default_metric(runs)
-    errors += run_conflicts(runs)
+    errors += run_conflicts(runs)  # sentences on two runs of one cell, or with other settings
     tracks = []
     for run in runs:
         try:

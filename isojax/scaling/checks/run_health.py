@@ -217,9 +217,8 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:
     """The flag of a run that lost half of its gain for good, or has come to have no gradient.
 
-    There is none where almost all groups (the n rollouts of a problem) have equal rewards; that
-    counts only where nothing was gained. R: float[points], the metric at each evaluation of the
-    run."""
+    There is no gradient where almost all groups (the n rollouts of a problem) have equal rewards;
+    that counts only where nothing was gained. R: float[points], the metric at each evaluation."""
     lost_half = (reward.base + reward.best) / 2 > R
     C = _set_in(lost_half, [p.rollouts for p in run.points])
     # Where the training reward did not fall the policy overfits, which is no collapse. None (not

@@ -304,7 +304,7 @@ def frontier_rows(
 
     C = [p.C for p in points]
     rewards = draws.rewards(C)  # [Q replicates, J cells, G points]
-    shares = n_shares(draws, rewards, draws.is_measured(C, MIN_DECADES))
+    shares = n_shares(draws, rewards, draws.is_measured(C, slack=MIN_DECADES))
     rows = []
     for g, p in enumerate(points):
         leader = draws.keys.index((p.B_p, p.n))
@@ -417,7 +417,7 @@ def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTra
     C = np.array([evaluation.C for evaluation in shared])
     rewards = np.array([evaluation.R for evaluation in shared])
 
-    # [points, cells]; points at which no fixed cell has data are left out
+    # [points, cells], also without any point; points at which no fixed cell has data are left out
     curves = estimate.curves
     measured = np.array(
         [[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C], dtype=bool
@@ -465,6 +465,7 @@ def _gain_interval(
         return None
 
     values = estimate.draws.curves_at(C[:, None])  # [points, replicates, cells]
+    # [points, 1, cells]; no slack: cells count within their data only
     is_measured = estimate.draws.is_measured(C, slack=0.0).T[:, None]
     best_fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)  # [replicates]
 

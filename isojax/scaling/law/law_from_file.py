@@ -152,7 +152,7 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
     if law.form == "sigmoid":
         return n_star_law.fit_rising_sigmoid(points, REPLICATE_STARTS)
 
-    refitted = FORMS[law.form].fit(points, False)
+    refitted = FORMS[law.form].fit(points, False)  # False: a law that does not fall
     if law.form != "linear" or law.log10_C0 is None:
         return refitted
     b_at_centre = float(n_star_law.log2_n_star(refitted, 10**law.log10_C0))

@@ -148,10 +148,11 @@ def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
     phi_lower = np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES])
     phi_upper = np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES])
     sigmoid_points = SigmoidPoints(
-        points.x, points.y, points.w, phi_lower, phi_upper, (0.0, points.cap)
+        points.x, points.y, points.w, phi_lower, phi_upper, reward_range=(0.0, points.cap)
     )
     best = fit_sigmoid(sigmoid_points, starts=starts)
 
+    # R0, A: the levels b and b + L, both within reward_range.
     b = best.R0
     L = best.A - best.R0
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
@@ -423,6 +424,7 @@ def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -
     draws = estimate.draws
     if draws is not None:
         draws = draws.for_cells([c.key for c in curves])
+    # More points than the law is fitted to, since figures show them too.
     indices = spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)
     points = [frontier.points[i] for i in indices]
     return FixedBatchFit(

@@ -156,7 +156,7 @@ def _nothing_compared(draws: PosteriorSamples) -> str | None:
     flat_starts = [flat for flat in draws.flat_starts if flat is not None]
     level = flat_starts[0].level if flat_starts else None
     start = level or 0.0
-    few_hits = FEW_HITS / draws.rollouts
+    few_hits = FEW_HITS / draws.rollouts  # as a reward
     C_end = np.minimum(draws.C_high, draws.C_peak)
     change = np.abs(draws.expected_at(C_end) - start)  # [J]
     left_start = (change > few_hits).tolist()
