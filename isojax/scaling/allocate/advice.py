@@ -188,9 +188,9 @@ def choose_next_run(
     MIN_REGRET_SAVED.
 
     chosen: index, in ensemble.curves, of the recommended cell. regret: the expected loss of reward
-    by choosing it, as long as it is unknown which cell is the best. A run of cell j tells something
-    of all cells: each cell's mean reward moves along its regression, among the draws, on what the
-    run measures (Strong, Oakley, Brennan 2014)."""
+    by choosing it, as long as it is unknown which cell is the best. A run of one cell tells
+    something of all cells: each cell's mean reward moves along its regression, among the draws, on
+    what the run measures (Strong, Oakley, Brennan 2014)."""
     C_spent, allowed = ensemble.allowed_cells(request)
     if regret is None or not ensemble.replicates or not allowed[chosen]:
         return None
@@ -211,12 +211,12 @@ def choose_next_run(
     for share in RUN_SHARES:
         M = ensemble.updates_within(share * C_spent)  # [cells]
         C_of_runs = ensemble.rollouts_after(np.maximum(M, 1))
-        measured = ensemble.sampled_at_cell_budgets(C_of_runs, on_sweep_problems=True)[:, allowed]
+        at_end = ensemble.sampled_at_cell_budgets(C_of_runs, on_sweep_problems=True)[:, allowed]
         M_of_allowed = M[allowed]
         for j in np.flatnonzero(M_of_allowed):  # cells for which this share is an update at least
             # After the run the cell with the highest mean lead would be chosen: the run saves what
             # that lead is on average over its outcomes.
-            leads_after = _mean_leads_after_run(lead, measured[:, j], noise)  # [Q, J]
+            leads_after = _mean_leads_after_run(lead, at_end[:, j], noise)  # [Q, J]
             times_chosen = np.bincount(leads_after.argmax(1), minlength=len(keys))
             times_chosen[leader] = -1  # the rival is another cell
             saved = float(leads_after.max(1).mean())
