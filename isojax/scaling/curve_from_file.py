@@ -160,7 +160,7 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
     Fewer than MIN_OF_ONE_RUN points, which could hardly show any, count as flat only if all are
     equal. y_column: what the reward is called, such as "avg@4"."""
     # Rewards that are not in [0, 1] are scaled to it, as percentages where they may be such.
-    # The range is (0.0, 1.0) where all rewards are in it.
+    # The range is (0.0, 1.0) where all rewards are in it, otherwise one that is wider than theirs.
     low, high = find_reward_range(points.R)
     is_unit_range = low == 0.0 and high == 1.0
     if not is_unit_range and points.R.min() >= 0 and points.R.max() <= PERCENT:
@@ -177,7 +177,7 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
     is_constant = np.ptp(unit_rewards) <= SAME_REWARD
     if len(points.C) < MIN_OF_ONE_RUN and not is_constant:
         return None
-    if shows_something([runs], size):
+    if shows_something([runs], size):  # the runs of one cell
         return None
 
     reward_range = (low, high)
