@@ -234,12 +234,13 @@ def next_problems(
         batches_ahead=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
 
-    # After how many updates the schedule changes B_p or n: the first count that reaches this C.
-    # Subtracting the floor of (rollouts - switch) / B adds (switch - rollouts) / B, rounded up.
+    # The schedule changes B_p or n at a value of C (None: no more), after the first update that
+    # reaches it: whole updates, rounded up.
     switch = cell.next_switch(cursor.rollouts)
     end_update = None
     if switch is not None:
-        end_update = cursor.M - (cursor.rollouts - switch) // (span.B_p * span.n)
+        updates_left = -(-(switch - cursor.rollouts) // (span.B_p * span.n))
+        end_update = cursor.M + updates_left
 
     span_cell = Cell(span.B_p, span.n, cell.seed)
     return CellProblems(
