@@ -270,6 +270,7 @@ def check_first_labels(
         write_start_report(folder, report)
         # The plan has shown the task's doubts, which come first (`check_start`).
         for warning in report.warnings[len(doubts_of_task(task)) :]:
+            # This name makes it "of the first labels: ...", and not of a run.
             warn(describe_warning(LABELS_FOLDER, warning.text))
 
 

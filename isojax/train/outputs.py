@@ -76,7 +76,9 @@ def write_samples(
     prompts = prompt_texts(task, shown)
     beginning = shared_beginning(prompts)
     beginning_text = describe_beginning(beginning)
-    lines = [] if beginning_text.encode() in retained else [beginning_text]
+    # An empty text, of prompts that share nothing, counts as written.
+    is_written = beginning_text.encode() in retained
+    lines = [] if is_written else [beginning_text]
     # Not strict: there is a rollout of every problem, and a few are shown.
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
         rollout = prompt.removeprefix(beginning) + mark_context(task, sample.tokens)
