@@ -35,7 +35,7 @@ def refuse_broken_file(folder: Path) -> None:
     Returns where no file is broken in this way."""
     refuse_pointers(folder)
     for file in [*_vocabulary_files(folder), *(folder / name for name in TOKEN_NAME_FILES)]:
-        refuse_pointer(file)
+        refuse_pointer(file)  # of the other files; nothing where there is none
         if file.suffix != ".json" or not file.is_file():
             continue
         with suppress(OSError, RecursionError):  # of a file that cannot be judged here

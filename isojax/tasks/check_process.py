@@ -151,7 +151,7 @@ class CheckWorker:
         where that fails."""
         with tempfile.TemporaryFile() as log:
             try:
-                self._process = GuardedProcess(__name__, log)
+                self._process = GuardedProcess(__name__, log)  # it runs `serve` of this module
                 settings = WorkerSettings(
                     nonce=secrets.token_hex(8),
                     verifier=self._verifier,
@@ -220,7 +220,7 @@ class CheckWorker:
                     return
         except CheckWorkerLost as e:
             self.stop()
-            yield Verdict(correct=False, parsed=False, failure=e.failure, message=e.message)
+            yield _failed(e.failure, e.message)
 
     def _send_batch(self, batch: Sequence[NoncedRequest], cancelled: threading.Event) -> None:
         """Send a batch, to a new process if this one has ended while idle."""
@@ -267,7 +267,8 @@ class CheckWorker:
             remaining = deadline - time.monotonic()
             if remaining <= 0 and not exited:
                 raise CheckWorkerLost("timeout", f"no verdict within {timeout:g} s")
-            # Short waits, to look now and then whether the process has ended.
+            # Short waits, to look now and then whether the process has ended. Once it has, what it
+            # wrote before is still read, also after the deadline, as long as it comes at once.
             connection.settimeout(max(0.001, min(remaining, 0.1)))
             try:
                 data = connection.recv(65536)
@@ -382,19 +383,24 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
     "machine" (the machine is short of something), "input" (the problem cannot be judged) or
     "error". prompt: as the model reads it. What is returned holds plain data alone, for JSON."""
     try:
+        # A plug-in may return a plain tuple of a Verdict's fields.
         returned: Any = check(problem, prompt, response)
         if not isinstance(returned, tuple):
-            return Verdict(False, False, "error", describe_no_verdict(returned))
+            return _failed("error", describe_no_verdict(returned))
         return _as_plain_data(Verdict(*returned))
     except MemoryError:
         pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:
-        return Verdict(False, False, "input", str(e)[:MAX_MESSAGE_LENGTH])
+        return _failed("input", str(e)[:MAX_MESSAGE_LENGTH])
     # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone.
     except BaseException as e:
         kind = "machine" if _is_shortage(e) else "error"
-        return Verdict(False, False, kind, describe_exception(e))
-    return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gib")
+        return _failed(kind, describe_exception(e))
+    return _failed("memory", "MemoryError: more than cell.verifier.memory_gib")
+
+
+def _failed(kind: str, message: str) -> Verdict:
+    return Verdict(correct=False, parsed=False, failure=kind, message=message)
 
 
 def _as_plain_data(verdict: Verdict) -> Verdict:

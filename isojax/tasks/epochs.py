@@ -83,9 +83,9 @@ class EpochOrder(Iterator[np.ndarray]):
         if saved_state is not None and (first_batch or batches_ahead):
             positions: list[EpochPosition] = []
             # One for each unrecorded batch, the oldest first, and that of the next batch at last.
-            for epoch, batch_index, excluded_indices in saved_state["positions"]:
+            for saved_epoch, saved_batch_index, excluded_indices in saved_state["positions"]:
                 excluded = np.isin(np.arange(num_problems), excluded_indices)
-                positions.append(EpochPosition(epoch, batch_index, excluded))
+                positions.append(EpochPosition(saved_epoch, saved_batch_index, excluded))
             self._unrecorded_positions.extend(positions[:batches_ahead])
             position = positions[batches_ahead]
         # Whether it has been decided what the epoch leaves out: at its first batch.

@@ -256,6 +256,8 @@ class Checker(AbstractContextManager["Checker"]):
         cannot be judged."""
         verdicts = self.judge(problems, prompts, responses)
         if self._weights:
+            # A verdict comes back with a score for each weight; with the failure `score`, and
+            # scores of 0, where one of its own is missing or outside 0..1.
             graded = [weigh_scores(verdict, self._weights) for verdict in verdicts]
             rewards = [one.reward for one in graded]
             verdicts = [one.verdict for one in graded]
@@ -337,6 +339,7 @@ class Checker(AbstractContextManager["Checker"]):
                         where="cell.verifier.use",
                         found=f"problem {problem.id}, an empty response: {graded.message}",
                     )
+            # FINISHED_KINDS: a score other than 0, 1 and -1 (`partial`) is no failed check.
             has_failed = verdict.failure not in ("", *FINISHED_KINDS)
             if has_failed and not self._has_failed_empty and multiprocess.is_primary():
                 self._has_failed_empty = True  # of several problem sets the first is enough
@@ -432,7 +435,7 @@ class Checker(AbstractContextManager["Checker"]):
                 batch_verdicts = worker.run_checks([requests[i] for i in batch], cancelled)
                 # A lost worker gives fewer verdicts.
                 for verdict, i in zip(batch_verdicts, batch, strict=False):
-                    if verdict.failure == "input":
+                    if verdict.failure == "input":  # a problem that cannot be judged
                         raise InputError(verdict.message)
                     verdicts[i] = verdict
                     with lock:

@@ -114,7 +114,8 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.set_inheritable(socket_fd, False)
-    os.register_at_fork(after_in_child=lambda: os.dup2(0, socket_fd))  # a child reads no requests
+    # A child reads no requests: the descriptor becomes that of stdin, which is /dev/null.
+    os.register_at_fork(after_in_child=lambda: os.dup2(0, socket_fd))
     with socket.socket(fileno=socket_fd) as connection:
         importlib.import_module(module).serve(connection)
 

@@ -43,7 +43,7 @@ def refuse_other_format(path: Path) -> None:
     expected = "one JSON object on each line"
     if ARRAY_OF_OBJECTS.match(text):
         rows = f"json.load({_opened(path)})"
-        command = _conversion(path, "json", rows)
+        command = _conversion(path, modules="json", rows=rows)
         raise InputError(
             where=f"{path}, line {line_number}",
             found="begins a JSON array",
@@ -55,7 +55,8 @@ def refuse_other_format(path: Path) -> None:
     if header:
         delimiter = HeaderLine(1, text).delimiter
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"
-        command = _conversion(path, "csv, json", f"csv.DictReader({_opened(path)}{option})")
+        rows = f"csv.DictReader({_opened(path)}{option})"
+        command = _conversion(path, modules="csv, json", rows=rows)
         raise InputError(
             where=f"{path}, line {line_number}",
             found=f"the header of a table in CSV ({', '.join(header)})",

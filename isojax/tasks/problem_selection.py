@@ -47,8 +47,8 @@ class RemainingProblems(NamedTuple):
 
 
 class LabelsNeeded(Exception):
-    """Problems must be labelled before they can be selected; its argument: the candidates, and the
-    other sets."""
+    """Problems must be labelled before they can be selected. Its argument is the list of the sets
+    that were read: the candidates for training first, then validation and extra sets."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ def select_problems(
     parts: dict[str, list[Problem]] = {}
     held_out = data.held_out
     if data.mixture:
-        held_out = _largest_part_validation(cell, held_out)
+        held_out = _largest_part_validation(cell, held_out)  # `held_out` itself where it is set
         for part in data.mixture:
             parts[part] = read(f"{cell.task}#{part}_train", ALL_PROBLEMS, f"{part} problems")
     validation = read(held_out, data.validation, "validation problems") if held_out else None
@@ -107,24 +107,27 @@ def select_problems(
         fitting = drop_long_prompts(cell, task, candidates, "problems")
         notes += fitting.notes
         other_sets = [validation or [], *extra_sets.values()]
+        # With their avg@k; LabelsNeeded carries the other sets too.
         candidates = _with_labels(fitting.problems, data, label, other_sets)
-        training = within_difficulty(candidates, data)
+        wanted = within_difficulty(candidates, data)
 
-        training_ids = {problem.id for problem in training}
-        out_of_range = [problem for problem in candidates if problem.id not in training_ids]
+        wanted_ids = {problem.id for problem in wanted}
+        out_of_range = [problem for problem in candidates if problem.id not in wanted_ids]
         if out_of_range:
             notes.append(
                 f"{len(out_of_range)} of {len(candidates)} problems left out: their avg@k is"
                 f" outside [{data.difficulty[0]}, {data.difficulty[1]}]"
             )
-        if validation is None:  # no other source was named: split the problems above
+        if validation is not None:
+            training = wanted
+        else:  # no source of validation problems is named: split the wanted ones
             training, validation = split_by_difficulty(candidates, data)
     assert validation is not None  # a mixture validates on problems of a part
 
     # Problems of the validation set are not trained on.
     remaining = _without_validation(cell, training, validation, held_out)
     notes += remaining.notes
-    if len(validation) < data.validation:
+    if len(validation) < data.validation:  # of a source; a split gives as many as are asked for
         notes.append(
             f"what was taken from {held_out} holds {len(validation)} problems, and"
             f" cell.data.validation = {data.validation}: all of them validate"
@@ -132,7 +135,7 @@ def select_problems(
     limited = _limit_training(cell, remaining.problems)
     notes += limited.notes
     for name, problems in extra_sets.items():
-        num_overlapping = drop_overlap(problems, limited.problems)[1]
+        _, num_overlapping = drop_overlap(problems, limited.problems)
         if num_overlapping:
             notes.append(
                 f"{num_overlapping} of {len(problems)} problems of {name} are also in the training"
@@ -149,18 +152,18 @@ def _read_set(
     task: the one that is trained, which writes the prompts; source: a task string, which may also
     name a task on device; description: of the problems, for messages."""
     problem_set = build_device_task(source)
-    reply: str | None = None
     if problem_set is None:
         problem_set = open_source(source, cell.data)
-        if not is_on_device(task):
-            reply = find_reply(source)
-    if reply is not None and reply != find_reply(cell.task):
-        raise InputError(
-            found=(
-                f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not"
-            ),
-            expected=f"{description} that need no other replies than those of the task",
-        )
+        # Of tasks in text only: the replies of a task on device are part of that task.
+        reply = None if is_on_device(task) else find_reply(source)
+        if reply is not None and reply != find_reply(cell.task):
+            raise InputError(
+                found=(
+                    f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does"
+                    f" not"
+                ),
+                expected=f"{description} that need no other replies than those of the task",
+            )
     problems = problem_set.problems(count, np.random.default_rng([cell.data.seed, 2]))
     return drop_long_prompts(cell, task, problems, description)
 
@@ -171,7 +174,8 @@ def _with_labels(
     label: LabelFunction | None,
     other_sets: Sequence[list[Problem]],
 ) -> list[Problem]:
-    """The candidates with their avg@k, where `cell.data.attempts` asks for it."""
+    """The candidates with their avg@k, where `cell.data.attempts` asks for it. other_sets are not
+    labelled; LabelsNeeded, which is raised where there is no `label`, carries them too."""
     if not data.attempts or all(problem.attempts for problem in candidates):
         return candidates
     if label is None:
@@ -450,11 +454,12 @@ def require_settings(
 
     num_parameters = count_parameters(cell.model, task.vocab)
     rate = REFERENCE_RATE * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
+    # lr_reference_batch: the rollouts of a batch for which learning_rate is set.
     rate *= math.sqrt(cell.rl.lr_reference_batch / REFERENCE_BATCH)
 
     suggestions = {
-        LENGTHS[0]: prompt_length,
-        LENGTHS[1]: min(REASONING_TOKENS, context - prompt_length),
+        PROMPT_LENGTH: prompt_length,
+        RESPONSE_LENGTH: min(REASONING_TOKENS, context - prompt_length),
         LEARNING_RATE: f"{rate:.0e}",
     }
     unset = [f"{key}={value}" for key, value in suggestions.items() if key not in set_keys]

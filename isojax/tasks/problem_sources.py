@@ -87,6 +87,7 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
             expected="at least one row with a prompt and an answer",
         )
 
+    # prompt_key and answer_key: the columns that the user names; None: those of usual names.
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
     check_prompts_differ(all_rows, prompt_column, answer_column, data.prompt_key)
@@ -212,6 +213,7 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     """A value of a prompt or an answer as text: text unchanged, a number written out (72.0 as
     "72"). InputError with its place for anything else: empty, true or false, a list, NaN, broken
     Unicode. row, column: where it stands, for messages."""
+    # Below 1e15 a float has all the digits of its integer.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -329,6 +331,7 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
             )
 
         try:
+            # check_yaml returns the text, but refuses one that is too long or nested too deep.
             settings[key] = to_plain_json(yaml.safe_load(check_yaml(value, aliases=False)))
         except YAML_ERRORS as e:
             problem = f"the value of {assignment[:200]!r} is not YAML ({first_line(e)})"

@@ -126,13 +126,13 @@ def find_turn_end(
 
     # What comes right after the message: a special token, or text in the shape of one, such as
     # "</s>" (`MARKER`); None for other text.
-    name = _first_special_token(writer, text, bytes_of_id)
-    marker = name or _first_group(MARKER.match(text))
+    special_token = _first_special_token(writer, text, bytes_of_id)
+    marker = special_token or _first_group(MARKER.match(text))
     # END_NAME: the name of an end, such as <|im_end|> or </s>.
     if markup is None and not END_NAME.search(marker or ""):
         return turn_end  # it may be the header of the next message
-    if name:
-        turn_end.tokens.append(writer.tokenizer.get_vocab()[name])
+    if special_token:
+        turn_end.tokens.append(writer.tokenizer.get_vocab()[special_token])
     elif marker:
         turn_end.strings.append(marker)
     if marker:
@@ -214,8 +214,8 @@ def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> lis
     prompt = writer.prompt
     bos = writer.tokenizer.bos_token
     if isinstance(bos, str) and bos:
-        is_markup = markup is not None and markup.text.count(bos) > 1  # of each message
-        if not is_markup:
+        begins_each_message = markup is not None and markup.text.count(bos) > 1
+        if not begins_each_message:
             writer.message_bos = bos
 
     for key, text in (("template", prompt.template), ("system", prompt.system)):

@@ -206,6 +206,7 @@ def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[Unmatc
             if _GROUPED_DIGITS.fullmatch(final):
                 trials.append(_Trial(problem, response=re.sub(r"[^0-9+-]", "", final)))
 
+    # The prompts are empty: the verifier only looks whether one ends with <think>.
     verdicts = judge(
         [trial.problem for trial in trials],
         [""] * len(trials),

@@ -21,13 +21,14 @@ def check_prompts_differ(
     """Refuse or warn where the prompts hardly differ, and another column seems to hold the
     problems: it has at least twice as many texts.
 
-    InputError where all rows have the same prompt, and the other column has a usual name for
-    prompts. A warning where the user has named the prompt column (configured_name), where the other
-    column has an unusual name, and where there are a few different prompts. "Hardly differ": there
-    are at most half as many texts as rows.
+    "Hardly differ": there are at most half as many texts as rows. Where all rows have the same
+    prompt, a warning; InputError if the other column has a usual name for prompts, and the user has
+    not named the prompt column (configured_name is None). Where there are a few different prompts,
+    a warning in this last case, and nothing otherwise.
     """
     texts = [_text_of(row, prompt_column) for row in rows]
-    count = len(set(texts))
+    count = len(set(texts))  # how many different prompts
+    are_all_same = count == 1
     if len(rows) < 2 or 2 * count > len(rows):
         return
 
@@ -38,14 +39,14 @@ def check_prompts_differ(
         if is_other and _distinct_texts(rows, name) >= 2 * count:
             rivals.append(name)
     usual_rivals = [name for name in rivals if name.lower() in PROMPT_COLUMNS]
-    if not rivals or not (usual_rivals or count == 1):
+    if not rivals or not (usual_rivals or are_all_same):
         return
 
     shown = texts[0]
     if len(shown) > MAX_SHOWN_CHARACTERS:
         shown = f"{shown[:MAX_SHOWN_CHARACTERS]}..."
     repeated = f"the same in all {len(rows)} rows ({shown!r})"
-    if count > 1:
+    if not are_all_same:
         repeated = f"one of {count} texts in all {len(rows)} rows, such as {shown!r}"
     named = (usual_rivals or rivals)[:MAX_NAMED_COLUMNS]
     verb, key = ("differs", named[0]) if len(named) == 1 else ("differ", "COLUMN")
@@ -56,12 +57,12 @@ def check_prompts_differ(
         f" cell.prompt.system or cell.prompt.template"
     )
 
-    if count == 1 and usual_rivals and configured_name is None:
+    if are_all_same and usual_rivals and configured_name is None:
         raise InputError(
             found=message,
             fix=f"To keep this one prompt, set cell.data.prompt_key={prompt_column}.",
         )
-    if configured_name is None or count == 1:
+    if are_all_same or configured_name is None:
         _warn_once(f"{message}.")
 
 

@@ -117,13 +117,15 @@ class TextTask:
         self.vocab = vocab
         self.problems = source.problems
         self.prompt = cell.prompt
-        with readable(self.folder):
+        with readable(self.folder):  # makes InputErrors of what the tokenizers library raises
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
             beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
+        # `beyond`: tokens without a row in the embedding; the writer refuses prompts with them.
         self._writer = PromptWriter(self.folder, self.tokenizer, cell.prompt, beyond)
 
         # What ends a response, and what is written into it: an interruption or replies.
         self.stops = self._find_stops()
+        # A warning where prompt and response are longer than the model's context; else None.
         excess = describe_excess(self.folder, sampling)
         if excess:
             self.warnings.append(excess)
@@ -153,7 +155,7 @@ class TextTask:
         # The verifier starts with the first call that needs it.
         self._verifier = cell.verifier
         self._num_workers = num_workers
-        self._score_weights = score_weights(cell.verifier, cell.reward)
+        self._score_weights = score_weights(cell.verifier, cell.reward)  # {}: binary rewards
         self._checker: Checker | None = None
         self._reply_checker: Checker | None = None
         self._checker_lock = threading.Lock()
@@ -363,8 +365,8 @@ class TextTask:
         """The task's replies, as tokens, to responses whose turn has ended: one response,
         i32[its length] with context as ~token, for each problem. A response that gets no reply, or
         whose reply fails, is done and has an empty context. Only for a task of turns."""
-        # The reply is computed by a verifier, whose verdict has it as its message (turns.py). Its
-        # response is a JSON list of the turns; it gets no prompt.
+        # The reply is computed by a verifier (turns.py), whose verdict has it as its message, and
+        # is `parsed` if there is one. Its response is a JSON list of the turns; it gets no prompt.
         turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
         self.start_verifier()
         assert self._reply_checker is not None, "the task has no turns"

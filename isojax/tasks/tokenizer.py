@@ -72,7 +72,7 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
             found=f"{folder} has no tokenizer",
             expected=f"one of {', '.join(TOKENIZER_FILES)}",
         )
-    refuse_pointers(folder)
+    refuse_pointers(folder)  # files that Git LFS has not fetched
     from transformers import LlamaTokenizer
 
     has_tokenizer_json = (folder / TOKENIZER_FILE).is_file()

@@ -73,7 +73,10 @@ def read_as_written(
     tokens_of_file = as_written.get_vocab().keys()
     # Tokens that the class has added by itself, such as <unk>.
     has_invented_tokens = bool(loaded.get_vocab().keys() - tokens_of_file - named_tokens)
-    if difference is None and not has_invented_tokens and _has_components_of(loaded, as_written):
+    is_as_written = (
+        difference is None and not has_invented_tokens and _has_same_splitting(loaded, as_written)
+    )
+    if is_as_written:
         if beside:
             notes.append(describe_tokens_beside(folder, loaded, beside))
         return loaded
@@ -180,7 +183,7 @@ def _special_token_probes(as_written: Tokenizer) -> Iterator[str]:
         yield f"a{token.content}b {token.content} c\n{token.content}\n\n"
 
 
-def _has_components_of(loaded: Any, as_written: Tokenizer) -> bool:
+def _has_same_splitting(loaded: Any, as_written: Tokenizer) -> bool:
     """Whether normaliser and pre-tokeniser are those of the file, for texts that no probe is
     like."""
     from transformers import PreTrainedTokenizerFast

@@ -433,7 +433,8 @@ class Arithmetic:
                 if needs_integers:
                     value = Fraction(draw.randint(4, 12))
                 else:
-                    # From .1 to 4, in the later points negative.
+                    # From .1 to 4, in the later points negative. Over the prime 1009, hardly any is
+                    # a simple fraction, where different expressions are likelier to agree.
                     sign = -1 if number > NUM_POINTS // 2 else 1
                     value = sign * Fraction(draw.randint(100, 4000), 1009)
                 point[name] = Number(value)

@@ -74,7 +74,7 @@ def take_function(reader: Reader, name: str) -> Node:
     the argument, as in \log_2 8 and \sin^2 x (which is (\sin x)^2). The power -1 is the inverse
     function, which only sin, cos and tan have here. name: without its backslash, such as "sin" or
     "log"; the cursor is behind it."""
-    name = FUNCTION_NAMES.get(name, name)
+    name = FUNCTION_NAMES.get(name, name)  # lg is log, asin is arcsin
     base: Node | None = None
     if name == "log" and reader.cursor.take(_SUBSCRIPT_SIGN):
         base = reader.braces() if reader.cursor.next_is("{") else _argument_number(reader)
@@ -131,7 +131,7 @@ def take_root(reader: Reader) -> Node:
     radicand alone (then the index is 2)."""
     index: Node = Number(Fraction(2))
     if reader.cursor.take_text("["):
-        with reader.cursor.inside(brackets=False):
+        with reader.cursor.inside(commas_separate=False):
             index = reader.sum()
         reader.cursor.expect("]")
 
@@ -154,7 +154,7 @@ def _binomial(reader: Reader) -> Node:
 
 def _between(reader: Reader, function: str, closing: str) -> Node:
     """A function of the sum up to its closing command: "floor" up to \\rfloor."""
-    with reader.cursor.inside(brackets=False):
+    with reader.cursor.inside(commas_separate=False):
         node = reader.sum()
     reader.cursor.expect(closing)
     return Apply(function, (node,))
@@ -165,7 +165,7 @@ def _set_of(reader: Reader, closing: str) -> Node:
     if reader.cursor.take_text(closing):
         return EMPTY_SET
     has_condition = reader.cursor.take(_SET_BUILDER) is not None
-    with reader.cursor.inside(brackets=True):
+    with reader.cursor.inside(commas_separate=True):
         items = reader.items()
     reader.cursor.expect(closing)
 
@@ -192,7 +192,7 @@ def _series(reader: Reader, is_sum: bool) -> Node:
     start = reader.cursor.take(_SERIES_START)
     if start is None:
         raise Unreadable("series")
-    with reader.cursor.inside(brackets=False):
+    with reader.cursor.inside(commas_separate=False):
         low = reader.sum()
     reader.cursor.expect("}")
     reader.cursor.expect("^")
@@ -212,7 +212,7 @@ def _matrix(reader: Reader) -> Node:
         raise Unreadable("environment")
 
     rows: list[tuple[Node, ...]] = []
-    with reader.cursor.inside(brackets=True):
+    with reader.cursor.inside(commas_separate=True):
         while not reader.cursor.next_is(r"\end"):
             row = [reader.relation()]
             while reader.cursor.take_text("&"):

@@ -22,7 +22,7 @@ class Cursor:
         self.position = 0
         self.depth = 0  # brackets that are open here
         self.bars = 0  # absolute values | that are open here
-        self.in_brackets = False  # where 1,234 are two numbers
+        self.commas_separate = False  # whether 1,234 are two numbers here
         self.with_exponents = with_exponents  # 3e-1 is .3 rather than 3 e - 1
 
     def at_end(self) -> bool:
@@ -63,18 +63,18 @@ class Cursor:
         return match[0] if match else ""
 
     @contextmanager
-    def inside(self, *, brackets: bool) -> Iterator[None]:
-        """A context for reading between brackets: `with cursor.inside(brackets=True): ...` stands
-        between taking the opening and the closing bracket.
+    def inside(self, *, commas_separate: bool) -> Iterator[None]:
+        """A context for reading between brackets: `with cursor.inside(commas_separate=True): ...`
+        stands between taking the opening and the closing bracket.
 
-        brackets: whether a comma separates items here, so that 1,234 are two numbers. Unreadable is
-        raised where more than MAX_DEPTH brackets are open. After any Unreadable the cursor is not
-        used any more, so that its state need not be restored. Bars are counted from 0 in there,
-        since a bracket within |...| may hold absolute values itself.
+        commas_separate: whether 1,234 are two numbers here; False: only if they are outside, too.
+        Unreadable is raised where more than MAX_DEPTH brackets are open. After any Unreadable the
+        cursor is not used any more, so that its state need not be restored. Bars are counted from 0
+        in there, since a bracket within |...| may hold absolute values itself.
         """
-        saved_in_brackets = self.in_brackets
+        saved_commas_separate = self.commas_separate
         saved_bars = self.bars
-        self.in_brackets = self.in_brackets or brackets
+        self.commas_separate = self.commas_separate or commas_separate
         self.bars = 0
         self.depth += 1
         if self.depth > MAX_DEPTH:
@@ -83,5 +83,5 @@ class Cursor:
         yield
 
         self.depth -= 1
-        self.in_brackets = saved_in_brackets
+        self.commas_separate = saved_commas_separate
         self.bars = saved_bars

@@ -146,7 +146,7 @@ class Equality:
         if isinstance(reference, Colon) or isinstance(response, Colon):
             return same_colons(reference, response)
         if isinstance(reference, Group) or isinstance(response, Group):
-            return False
+            return False  # of several numbers with one unit, as (1, 2) cm, none is compared
         if factor != 1:
             response = Apply("*", (response, Number(factor)))
         if self._same_values(reference, response):

@@ -229,7 +229,7 @@ class ExpressionReader:
 
         money = take_money(self.cursor)
         node = sign_inside(self.sum())  # -(50%) as (-50)%
-        if money and money.is_negative:
+        if money and money.is_negative:  # -$5
             node = Apply("negate", (node,))
         modulus = self.modulus()
         if modulus is not None:
@@ -270,7 +270,7 @@ class ExpressionReader:
 
         is_in_braces = match[1] is not None
         if is_in_braces:
-            with self.cursor.inside(brackets=False):
+            with self.cursor.inside(commas_separate=False):
                 node = self.sum()
             self.cursor.expect("}")
             return node
@@ -422,7 +422,7 @@ class ExpressionReader:
     def braces(self) -> Node:
         """A sum in braces."""
         self.cursor.expect("{")
-        with self.cursor.inside(brackets=False):
+        with self.cursor.inside(commas_separate=False):
             node = self.sum()
         self.cursor.expect("}")
         return node
@@ -431,7 +431,7 @@ class ExpressionReader:
         """A group, or a list: {1, 2} without its backslashes, which only the outermost braces of an
         answer can be (depth 0: no bracket is open)."""
         self.cursor.expect("{")
-        with self.cursor.inside(brackets=self.cursor.depth == 0):
+        with self.cursor.inside(commas_separate=self.cursor.depth == 0):
             items = self.items()
         self.cursor.expect("}")
 
@@ -484,7 +484,7 @@ class ExpressionReader:
         # (Within other brackets `items` refuses an empty one.)
         if self.cursor.depth == 0 and self.cursor.text.startswith(")", self.cursor.position):
             raise Unreadable("()")
-        with self.cursor.inside(brackets=True):
+        with self.cursor.inside(commas_separate=True):
             items = self.items()
             self.cursor.skip_space()
             closing = self.cursor.text[self.cursor.position : self.cursor.position + 1]

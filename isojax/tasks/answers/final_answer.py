@@ -475,4 +475,5 @@ def last_values(text: str) -> list[str]:
     following = " ".join(sentences[last + 1 :])
     if is_taken_back(following, 0) or is_left_open(following, 0):
         return []
+    # is_statement=False: the sentence does not follow "the answer is".
     return values_in_sentence(_LINE_MARKS.sub("", sentence), is_statement=False)

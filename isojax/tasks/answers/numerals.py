@@ -138,7 +138,7 @@ def _take_decimal(cursor: Cursor) -> Number:
     Unreadable where there is none. `decimals` of what is returned is None without a decimal point,
     and after an exponent, which moves the point."""
     # In brackets a comma separates items: (1,234) has two.
-    match = None if cursor.in_brackets else cursor.take(_THOUSANDS)
+    match = None if cursor.commas_separate else cursor.take(_THOUSANDS)
     if match is None:
         match = cursor.take(_PLAIN_NUMBER)
     if match is None:

@@ -123,7 +123,7 @@ class RealSets:
             has_low = not part.has_high
             is_unbounded = part.high is None
         if not is_unbounded:
-            gaps.append(Interval(low, None, has_low and low is not None, False))  # None: no parts
+            gaps.append(Interval(low, None, has_low, False))
         return gaps
 
     def _intersection(self, first: list[Interval], second: list[Interval]) -> list[Interval]:

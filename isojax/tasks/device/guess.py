@@ -176,7 +176,7 @@ class GuessTask:
             is_wrong = guess != secret
 
             # The reply is context, which is not imitated: ~token. It follows a wrong guess, unless
-            # the response is full.
+            # no token would follow it in the response.
             reply_token = np.where(secret < guess, ~TOKEN_ID["<"], ~TOKEN_ID[">"])
             turn = np.stack([guess // 10, guess % 10, np.full(count, self.eos), reply_token], 1)
             has_reply = is_playing & is_wrong & (start + TURN_LENGTH < response_length)

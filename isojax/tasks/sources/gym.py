@@ -59,7 +59,8 @@ class GeneratorSource:
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 check=False,
             )
-            items = list(map(json.loads, items_file))  # as `_run_generator` writes them
+            # Each {"index": ..., "question": ..., "entry": ...}; the last may be {"error": ...}.
+            items = list(map(json.loads, items_file))
 
         errors = [item["error"] for item in items if "error" in item]
         if errors:

@@ -87,6 +87,7 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
     if isinstance(use, str):
         name, _, argument = use.partition(":")
         plugin = verifier.load(name)
+        # A plug-in is called as its function: plugin(argument) is `build` of the verifier's file.
         return LoadedVerifier(plugin.traits.isolated, plugin.traits.pure, partial(plugin, argument))
 
     verifiers = {name: load_verifier(one) for name, one in use.items()}

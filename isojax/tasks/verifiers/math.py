@@ -101,7 +101,7 @@ def _judge(
     is_same_number = _same_plain_numbers(reference, answer)  # None: not both are plain numbers
     if is_same_number is not None:
         return Verdict(is_same_number, parsed=True)
-    if not is_matchable(reference):
+    if not is_matchable(reference):  # such as N/A, which no answer equals
         return Verdict(correct=False, parsed=is_stated)
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
@@ -109,17 +109,18 @@ def _judge(
     # As expressions. Either may be read in several ways; one in common is enough. The value of an
     # option, 12 in "C. 12", counts only where the letters agree.
     reference_nodes = _read_reference(reference)
-    nodes = _read_whole(statement.form, answer)
+    nodes = _read_whole(statement.form, answer)  # () where a part of it cannot be read
     option_value = value_of_option(answer)
     if option_value is not None and option_with_value(answer) == option_with_value(reference):
         nodes += read(normalize_answer(option_value))
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
-        nodes += _read_for_a_number(answer)
+        nodes += _read_for_a_number(answer)  # 3,5 as 3.5, and 5m with a unit
     # Only what isojax cannot read is left to math-verify.
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
         return Verdict(correct=True, parsed=True)
+    # A box holds nothing but the answer (Form.WHOLE); of a sentence, read the value that it states.
     if not nodes and statement.form is not Form.WHOLE:
-        nodes = _read_statement(statement)  # of a sentence, its value
+        nodes = _read_statement(statement)
     is_correct = _same_nodes(reference_nodes, nodes, equality)
     return Verdict(is_correct, parsed=is_stated or bool(nodes))
 
@@ -208,6 +209,7 @@ def _read_statement(statement: Statement) -> tuple[Node, ...]:
         nodes = _read_whole(statement.form, statement.text)
         if nodes:
             return nodes
+        # is_statement: the text is what follows "the answer is".
         values = values_in_sentence(statement.text, is_statement=True)
 
     for value in values:  # with its unit first, then without
