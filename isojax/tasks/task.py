@@ -251,6 +251,7 @@ class TextTask:
         end tokens that files and settings name; the set stays unchanged."""
         # What the template writes around a message; None where it cannot be seen.
         markup = find_markup(self._writer)
+        # From here on the writer leaves out a BOS token that a message begins with.
         self.warnings += check_message_markup(self._writer, markup)
         self.opening = find_opening(markup) if markup else ""
         turn_end = find_turn_end(

@@ -194,7 +194,9 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdic
     recorded as 0.
     """
     no_scores = dict.fromkeys(weights, 0.0)
-    if verdict.failure not in ("", "partial") and verdict.scores is None:
+    # `partial` is a failure of binary rewards only.
+    has_failed = verdict.failure not in ("", "partial")
+    if has_failed and verdict.scores is None:
         return GradedVerdict(0.0, verdict._replace(scores=no_scores))
 
     applying = {
@@ -212,7 +214,7 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> GradedVerdic
     graded = {name: min(max(scores[name], 0.0), 1.0) for name in applying}
     total_weight = sum(applying.values())
     weighted_sum = sum(weight * graded[name] for name, weight in applying.items())
-    reward = weighted_sum / total_weight if total_weight else 0.0
+    reward = weighted_sum / total_weight if total_weight else 0.0  # weights may all be 0
     return GradedVerdict(
         reward, verdict._replace(failure="", message="", scores=no_scores | graded)
     )
