@@ -55,7 +55,7 @@ def build(argument: str) -> Check:
             raise ValueError(
                 f"reply returned {len(text)} characters, expected at most {MAX_REPLY_CHARACTERS}"
             )
-        return Verdict(True, text is not None, message=text or "")
+        return Verdict(correct=True, parsed=text is not None, message=text or "")
 
     return check
 

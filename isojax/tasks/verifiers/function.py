@@ -90,13 +90,24 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
     if len(scores) != 1:
         received = f"{len(scores)} scores" if is_list else describe_value(returned)
         expected = "expected a list with a score for the one completion, such as [1.0]"
-        return Verdict(False, False, "error", f"{place} returned {received}, {expected}", NO_SCORE)
+        return _error(f"{place} returned {received}, {expected}", NO_SCORE)
 
     score = scores[0]
     if score is None:
         reason = f"{place} returned [None]: it does not apply to this problem"
-        return Verdict(False, False, "none", reason, {}, not_applicable=(MAIN_SCORE,))
+        return Verdict(
+            correct=False,
+            parsed=False,
+            failure="none",
+            message=reason,
+            scores={},
+            not_applicable=(MAIN_SCORE,),
+        )
     return score_to_verdict(score, response, place)
+
+
+def _error(message: str, scores: Mapping[str, float]) -> Verdict:
+    return Verdict(correct=False, parsed=False, failure="error", message=message, scores=scores)
 
 
 def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,18 +208,24 @@ def score_to_verdict(score: Any, response: str, place: str = "") -> Verdict:
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
         problem = f"{giver} returned {describe_value(score)} for a score, expected a number ({e})"
-        return Verdict(False, False, "error", problem, NO_SCORE)
+        return _error(problem, NO_SCORE)
 
     if not math.isfinite(value):
         problem = f"{giver} returned {value} for a score, expected a finite number"
-        return Verdict(False, False, "error", problem, {MAIN_SCORE: value})
+        return _error(problem, {MAIN_SCORE: value})
     parsed = bool(response.strip())
     is_plain = any(abs(value - plain) <= SCORE_TOLERANCE for plain in (-1, 0, 1))
     if not is_plain:
         message = (
             f"{giver} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
         )
-        kind = "score" if value > 1 else "partial"
-        return Verdict(False, parsed, kind, message, {MAIN_SCORE: value}, place=place)
+        return Verdict(
+            correct=False,
+            parsed=parsed,
+            failure="score" if value > 1 else "partial",
+            message=message,
+            scores={MAIN_SCORE: value},
+            place=place,
+        )
     is_correct = abs(value - 1) <= SCORE_TOLERANCE
-    return Verdict(is_correct, parsed, scores={MAIN_SCORE: value}, place=place)
+    return Verdict(is_correct, parsed=parsed, scores={MAIN_SCORE: value}, place=place)

@@ -45,8 +45,8 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     # Settings as text: the cache of scorers needs arguments that can be hashed.
     scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
     score = scorer(answer, from_tagged_json(columns["entry"])) if answer else 0.0
-    # A score counts as 1 within rounding errors.
-    return Verdict(abs(score - 1) < 1e-6, bool(answer), scores={MAIN_SCORE: score})
+    is_correct = abs(score - 1) < 1e-6  # 1 but for rounding errors
+    return Verdict(is_correct, parsed=bool(answer), scores={MAIN_SCORE: score})
 
 
 @functools.cache

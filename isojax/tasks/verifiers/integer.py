@@ -41,7 +41,8 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
             ),
             fix="Set cell.verifier.use to another, such as math or exact.",
         )
-    return Verdict(response_integer == reference_integer, response_integer is not None)
+    is_correct = response_integer == reference_integer
+    return Verdict(is_correct, parsed=response_integer is not None)
 
 
 def check_last_line(problem: Problem, prompt: str, response: str) -> Verdict:

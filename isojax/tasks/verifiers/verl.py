@@ -82,7 +82,7 @@ def _read_dict(scores: Mapping[Any, Any], response: str, place: str) -> Verdict:
     if "acc" not in scores and "score" not in scores:
         keys = ", ".join(map(str, scores)) or "nothing"
         message = f'{place} returned a dict with {keys}, expected one with "score"'
-        return Verdict(False, False, "error", message)
+        return Verdict(correct=False, parsed=False, failure="error", message=message)
     binary_score = scores["acc"] if "acc" in scores else scores["score"]
     verdict = score_to_verdict(binary_score, response, place)
     return verdict._replace(scores=_numbers(scores))
