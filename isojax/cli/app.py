@@ -141,8 +141,8 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     prints that is no run.
     """
     if is_run:
-        use_huge_pages()  # It may start the process anew, so it comes first.
-    guard_output(is_run)
+        use_huge_pages()  # It may start the process once more, so it comes first.
+    guard_output(is_run)  # From here on, a reader of the output that goes away ends no run.
 
     try:
         exit_code = _call(typer_app, program)
@@ -151,7 +151,7 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     except Preempted as e:
         _exit("stopped", e, 128 + e.signum)
     except (SystemExit, KeyboardInterrupt):
-        raise
+        raise  # 141, or Ctrl-C outside of the command: within it, typer makes it INTERRUPTED.
     except USAGE_ERROR as e:
         e.message = shorten(e.message)
         e.show()

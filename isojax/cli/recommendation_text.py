@@ -20,7 +20,8 @@ def print_recommendation(
     print_answer(console, recommendation, budget, reward_name)
     console.print(f"  {_regret_sentence(recommendation)}")
 
-    if len({cell.n for cell in recommendation.measured_cells}) > 1:
+    num_measured_n = len({cell.n for cell in recommendation.measured_cells})
+    if num_measured_n > 1:
         console.print(_measured_cells_table(recommendation))
         batch_table = _batch_table(recommendation)
         if batch_table is not None:
@@ -61,7 +62,9 @@ def print_answer(
 def _print_caveats(console: SafeConsole, recommendation: Recommendation) -> None:
     """Print what must be known before the answer is read.
 
-    That nothing was learnt, that n makes no difference, or that the fit is not to be trusted.
+    That nothing was learnt at all, that all cells stand at one reward at this budget (`tie`), that
+    n makes no difference (`no_effect`), or that the fit's draws have not settled (`not_settled`).
+    The texts are "" where they do not hold.
     """
     print_nothing_learnt(console, recommendation.nothing_learnt)
 
@@ -69,20 +72,22 @@ def _print_caveats(console: SafeConsole, recommendation: Recommendation) -> None
         sentence = escape(wording.sentence_of(recommendation.tie))
         console.print(f"[bold]{sentence}[/bold]", highlight=False)
     elif recommendation.no_effect and not recommendation.nothing_learnt:
+        # `equal_n` are those whose best cells are within epsilon of the best of all. Where that is
+        # one n alone, it is ahead by its B_p.
         if len(recommendation.equal_n) > 1:
             addition = f": any of n = {join_commas(recommendation.equal_n)} will do"
         else:
             addition = " at one and the same B_p"
         console.print(f"[bold]n makes no difference here[/bold]{addition}")
 
-    # The interval of a tie rests on no draw.
+    # The interval of a tie is made without draws, so that it is good in any case.
     if recommendation.not_settled and not recommendation.tie:
         text = f"{escape(recommendation.not_settled)}; do not use these intervals"
         console.print(f"[yellow]warning:[/yellow] {text}")
 
 
 def _regret_sentence(recommendation: Recommendation) -> str:
-    """The regret with its interval, or why it is not known, as a sentence without its end."""
+    """The regret with its interval, or why it is not known, as a sentence without its full stop."""
     if recommendation.nothing_learnt:
         return "regret unknown: no reward rises, so no cell can be compared with another"
     if recommendation.tie:
@@ -106,9 +111,13 @@ def _regret_sentence(recommendation: Recommendation) -> str:
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:
-    """The table of each measured n with its best cell (B_p, n) at this budget."""
+    """The table of each measured n with its best stable cell (B_p, n) at this budget.
+
+    Unstable cells, at whose B_p runs broke, are marked; such a one is shown where its n has no
+    other. A star marks an n whose best cell is within epsilon of the best of all.
+    """
     # Where n makes no difference, which n is ahead by a hair says nothing, however often it is
-    # ahead.
+    # ahead. n -> probability; None also without draws.
     n_probability = None if recommendation.no_effect else recommendation.n_probability
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if n_probability:
@@ -138,7 +147,8 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
 
 
 def _first_stable(cells: list[MeasuredCell]) -> MeasuredCell:
-    """The best of the cells that train stably, else the best of all; `cells`: best first."""
+    """The best of the cells that train stably, else the best of all, so that each measured n has a
+    row; `cells`: of one n, best first."""
     for cell in cells:
         if cell.stable:
             return cell

@@ -104,6 +104,7 @@ def write_configs(
     """
     config = _sweep_config(run if run.is_dir() else run.parent)
     if growing and exporter.traits.render_growing is not None:
+        # What the runs of a series share is named after the file, such as a checkpoints' folder.
         texts = exporter.traits.render_growing(recommendation, config, path.stem)
     else:
         texts = [exporter(recommendation, config)]

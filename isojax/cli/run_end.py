@@ -38,11 +38,14 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
     if config_path is not None:
         config = load_config(str(config_path))
         if run.cell.is_of_spend:
+            # What `isojax spend` has decided so far; before it has recorded anything, its pilots.
             cells = plan_cells(config.sweep)
-            return _end_of_spend(run, current_spending(config, cells, config_path.parent))
-        # Runs end with their last evaluation, and not at the budget itself.
-        target = config.run_targets(config.sweep.budget)[-1]
-        C_end = float(run.cell.rollouts_to_reach(target))
+            spending = current_spending(config, cells, config_path.parent)
+            return _end_of_spend(run, spending)
+        # Runs end with their last evaluation, and not at the budget itself: with the update that
+        # reaches the largest C at which one is due.
+        *_, last_target = config.run_targets(config.sweep.budget)
+        C_end = float(run.cell.rollouts_to_reach(last_target))
         return RunEnd(C_end, "the last evaluation within the sweep's budget")
 
     # At least one update: a run may have no more than its base policy's evaluation.
@@ -60,7 +63,11 @@ def _sweep_config(log: Path) -> Path | None:
 
 
 def _end_of_spend(run: RunRecord, spending: Spending) -> RunEnd:
-    """Where a run of `isojax spend` ends, as far as that is decided."""
+    """Where a run of `isojax spend` ends, as far as that is decided.
+
+    spending: its legs (parts of runs) so far: those of the pilots, whose `expected` is None, and
+    then those of `spending.cell`, the run that goes on.
+    """
     if spending.is_ended:
         return RunEnd(float(run.points[-1].rollouts), "where isojax spend ended it")
 
@@ -80,15 +87,17 @@ def _rollouts_at(run: RunRecord, M: int) -> float:
         span = span_at(run, M)
         return float(span.C + (M - span.M) * span.B)
 
+    # The C and M of its evaluations, where updates sample several batches (dynamic sampling); None
+    # where they sample one, or less.
     counted = count_updates(run)
     if counted is not None:
         return float(UpdateCounts.of(cell.B, [counted]).rollouts(M))
 
-    # M of a log without steps is rounded, so that C may be off by half an update. `planned_C` is 0
-    # before the first update.
     last = run.points[-1]
-    planned_C = cell.rollouts_after(last.M)
-    if abs(last.rollouts - planned_C) <= cell.B / 2 or not planned_C:
+    planned_C = cell.rollouts_after(last.M)  # B_p n M; 0 before the first update
+    # M of a log without steps is rounded, so that C may be off by half an update.
+    is_as_planned = abs(last.rollouts - planned_C) <= cell.B / 2
+    if is_as_planned or planned_C == 0:
         return float(cell.rollouts_after(M))
     return M / last.M * last.rollouts  # A step of this log is a part of a batch.
 
@@ -108,7 +117,8 @@ def span_at(run: RunRecord, M: int) -> Span:
     before = run.points[-2]
     rollouts_per_update = (last.rollouts - before.rollouts) / (last.M - before.M)
     n = rollouts_per_update / cell.B_p
-    if cell.n_max:
-        # By gradient it doubles, also between two evaluations, whose mean is then below it.
+    if cell.n_max:  # above 0 where the gradient decides when n doubles
+        # It may have doubled between the two evaluations. The mean is then below the newest n,
+        # which is the next power of two times the first, `cell.n`.
         n = cell.n * 2 ** math.ceil(math.log2(n / cell.n))
-    return Span(last.M, last.rollouts, cell.B_p, round(n))
+    return Span(M=last.M, C=last.rollouts, B_p=cell.B_p, n=round(n))

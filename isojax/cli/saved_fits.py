@@ -185,8 +185,8 @@ def _read_named_fit(path: Path, include_flagged: bool) -> FitResult:
 
 def _options_of_fit(result: FitResult) -> FitOptions:
     """The options that a fit was made with, so that one made again answers the same question."""
-    include_flagged = not result.health.left_out
-    intervals = result.intervals
+    include_flagged = not result.health.left_out  # `left_out`: whether flagged runs are
+    intervals = result.intervals  # how they were made; None where the fit has none
 
     if intervals is None:
         # The default mode has intervals unless it was asked for 0 replicates. In the paper's mode
@@ -194,7 +194,7 @@ def _options_of_fit(result: FitResult) -> FitOptions:
         replicates = 0 if result.mode == DEFAULT_MODE else REPLICATES
         return FitOptions(result.mode, replicates, include_flagged=include_flagged)
 
-    # A run_sd that was estimated is estimated again.
+    # The standard deviation between seeds: one that was estimated is estimated again.
     stated_run_sd = intervals.run_sd if intervals.run_sd_source == "as stated" else None
     return FitOptions(
         mode=result.mode,
@@ -203,31 +203,6 @@ def _options_of_fit(result: FitResult) -> FitOptions:
         run_sd=stated_run_sd,
         include_flagged=include_flagged,
     )
-
-
-def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
-    """Whether a fit is no longer that of the ledgers' runs.
-
-    They have other points than the fit was made from, or other runs are flagged as broken. A ledger
-    only ever grows, so it is enough to compare the numbers of points.
-    """
-    health = result.health
-
-    runs_in_ledgers: set[EvaluatedRun] = set()
-    for run in runs:
-        is_left_out = health.left_out and health_flags(run)
-        if not is_left_out:
-            runs_in_ledgers.add(EvaluatedRun(run.cell.kind, run.cell.seed, len(run.points)))
-
-    # Runs with a schedule are listed apart from those with a fixed n; in `seeds` and `evaluations`
-    # index i is the same run.
-    runs_in_fit = _evaluated_runs(result.runs)
-    for schedule in result.schedules:
-        for seed, evaluations in zip(schedule.seeds, schedule.evaluations, strict=True):
-            runs_in_fit.add(EvaluatedRun(schedule.name, seed, evaluations))
-
-    is_flagged_otherwise = _evaluated_runs(flagged_runs(runs)) != _evaluated_runs(health.runs)
-    return runs_in_ledgers != runs_in_fit or is_flagged_otherwise
 
 
 class EvaluatedRun(NamedTuple):
@@ -240,3 +215,28 @@ class EvaluatedRun(NamedTuple):
 
 def _evaluated_runs(rows: Sequence[FittedRun | FlaggedRun]) -> set[EvaluatedRun]:
     return {EvaluatedRun(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}
+
+
+def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
+    """Whether a fit is no longer that of the ledgers' runs.
+
+    They have other points than the fit was made from, or other runs are flagged as broken. A ledger
+    only ever grows, so it is enough to compare the numbers of points.
+    """
+    health = result.health
+
+    runs_in_ledgers: set[EvaluatedRun] = set()
+    for run in runs:
+        is_left_out = health.left_out and health_flags(run)  # () of a run that did not break
+        if not is_left_out:
+            runs_in_ledgers.add(EvaluatedRun(run.cell.kind, run.cell.seed, len(run.points)))
+
+    # Runs with a schedule are listed apart from those with a fixed n; in `seeds` and `evaluations`
+    # index i is the same run.
+    runs_in_fit = _evaluated_runs(result.runs)
+    for schedule in result.schedules:
+        for seed, evaluations in zip(schedule.seeds, schedule.evaluations, strict=True):
+            runs_in_fit.add(EvaluatedRun(schedule.name, seed, evaluations))
+
+    is_flagged_otherwise = _evaluated_runs(flagged_runs(runs)) != _evaluated_runs(health.runs)
+    return runs_in_ledgers != runs_in_fit or is_flagged_otherwise

@@ -133,7 +133,8 @@ def check_header(
 
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        # Names are repeated where a line below makes them distinct: say that rather.
+        # In a header of several lines, such as pandas', a line below makes them distinct: that is
+        # then refused instead.
         _refuse_levels(source, header, _first_rows(header, _head_of(text_below)))
         raise InputError(
             where=location,
@@ -141,7 +142,7 @@ def check_header(
             fix="Rename or remove one.",
         )
 
-    # JSON lines under another name, or a table without a header.
+    # JSON lines in a file of another name, or a table without a header.
     if names[0].startswith("{") or all(_is_number(name) for name in names):
         raise InputError(
             where=location,
@@ -194,11 +195,12 @@ def reject_further_headers(source: str, text: str) -> None:
     first_of_numbers = rows[len(rows_of_words)] if len(rows_of_words) < len(rows) else []
     columns_of_numbers = [i for i, cell in enumerate(first_of_numbers) if _is_number(cell)]
 
-    has_words_in_several = bool(rows_of_words)
-    for row in rows_of_words:
-        words = [row[i] for i in columns_of_numbers if i < len(row) and row[i].strip()]
-        has_words_in_several &= len(words) > 1
-    if has_words_in_several:
+    # Of each row of words, how many of its words are in columns of numbers.
+    word_counts = [
+        sum(1 for i in columns_of_numbers if i < len(row) and row[i].strip())
+        for row in rows_of_words
+    ]
+    if word_counts and min(word_counts) > 1:
         raise _several_headers(source, header.number, 1 + len(rows_of_words))
 
 

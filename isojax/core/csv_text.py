@@ -53,6 +53,7 @@ def parse_csv(path: Path, text: str) -> DataTable:
         # The header may go on over several lines, where a name of it is quoted. `reader` takes them
         # from `lines`, so that what `lines` has left is the text below the header.
         header_cells = next(reader)
+        # `line_num` is how many lines the reader has taken, the header's being the first of them.
         first_row_line = header_line.number + reader.line_num
         text_below = text[lines.tell() :]
         header = check_header(str(path), header_line, header_cells, text_below)
@@ -151,6 +152,15 @@ def _opening_line(lines: Sequence[str], first_line: int, delimiter: str) -> int:
     return opening_line
 
 
+@dataclass(frozen=True)
+class ArrowRows:
+    """The rows of a text, as pyarrow reads them."""
+
+    columns: list[Any]  # for each a dictionary array: its texts, and which of them each row has
+    left_out: list[Any]  # InvalidRows: those with another number of cells, which no column has
+    row_count: int  # of both
+
+
 def _parse_rows(
     path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str
 ) -> RowTable:
@@ -178,15 +188,6 @@ def _parse_rows(
     rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
     holds_data = _holds_data(columns, len(rows))
     return rows if holds_data.all() else rows.take(holds_data)
-
-
-@dataclass(frozen=True)
-class ArrowRows:
-    """The rows of a text, as pyarrow reads them."""
-
-    columns: list[Any]  # for each a dictionary array: its texts, and which of them each row has
-    left_out: list[Any]  # InvalidRows: those with another number of cells, which no column has
-    row_count: int  # of both
 
 
 def _read_by_pyarrow(text: str, num_columns: int, delimiter: str) -> ArrowRows:

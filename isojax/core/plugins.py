@@ -147,13 +147,15 @@ def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any,
     directory; or in the module of a dotted path, which may also name a function in a module.
     InputError where there is none, with the known names, or where the module has several, or its
     function lacks the decorator.
+
+    kinds: those that one setting names, most often one; of `cell.task` two, tasks and sources.
     """
     user_files: list[Path] = []
     if re.fullmatch(r"[\w-]+", name):
         user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()]
     plugin = _find_plugin(kinds, name, user_files)
     if not plugin.is_own:
-        note_plugin_file(plugin.file)
+        note_plugin_file(plugin.file)  # An error in it is from now on the user's to correct.
     else:
         for file in user_files:
             refuse_own_name(plugin, file)
@@ -184,11 +186,12 @@ def refuse_own_name(own: Plugin[..., Any, Any], file: Path) -> None:
 def _find_plugin(
     kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]
 ) -> Plugin[..., Any, Any]:
-    """As `load_plugin`. `user_files`: where a file of the user's may be."""
+    """As `load_plugin`. `user_files`: where a file of the user's may be, if it is there."""
     kind = kinds[-1]  # Of several, messages speak of the last.
     label = f"{kind.folder.rpartition('.')[2]} plug-in {name!r}"
 
-    # What is no dotted name is looked for nowhere: `..` would lead out of the folders.
+    # "group" is a plain name; of "my_fork.rewards" the parent is "my_fork". What is neither plain
+    # nor dotted is looked for nowhere: `..` would lead out of the folders.
     is_dotted_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
     parent, _, attribute = name.rpartition(".") if is_dotted_name else ("", "", "")
     is_plain_name = is_dotted_name and not parent
@@ -205,6 +208,7 @@ def _find_plugin(
         plugin = _only_plugin(module, kinds, label)
         if plugin is not None:
             return plugin
+        # An InputError each, where the module shows what was meant; else the last one below.
         _refuse_other_kinds(label, kind, module)
         _refuse_undecorated(label, kinds, module, _plain_functions(module))
         missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
@@ -321,7 +325,11 @@ def _refuse_other_kinds(label: str, kind: PluginKind[Any], module: ModuleType) -
 def _refuse_undecorated(
     label: str, kinds: Sequence[PluginKind[Any]], module: ModuleType, names: Sequence[str]
 ) -> None:
-    """InputError that says what to write above which line, where a module has such functions."""
+    """InputError that says what to write above which line, where a decorator would be enough.
+
+    kinds: as of `load_plugin`; the advice is of the last, and mentions the others' decorators.
+    names: of the functions of the module that may be meant; nothing is refused where there is none.
+    """
     *other_kinds, kind = kinds
     advice = decorating_advice(kind.name, kind.package, kind.traits_type, module, names)
     if advice:

@@ -49,10 +49,13 @@ _import_file_once = cache(import_file)
 
 
 def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
-    """The first of the modules, names or files, that exists; None where none does.
+    """The first of some modules that exists; None where none does.
 
-    InputError where one exists and cannot be imported; `label`: what it calls the plug-in that is
-    looked for.
+    paths: dotted names, which need not exist, and files, which must: such as ["isojax.rl.losses.x",
+        Path("x.py")].
+    label: what an InputError calls the plug-in that is looked for, such as "losses plug-in 'x'".
+
+    InputError where one exists and cannot be imported.
     """
     for path in paths:
         try:
@@ -60,15 +63,16 @@ def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
                 return _import_file_once(path)
             return importlib.import_module(path)
         except ModuleNotFoundError as e:
-            # Where `path` or a package of it is missing, the next one is tried; what `path` itself
-            # imports, and is missing, is the user's to install.
+            # `e.name` is the module that is missing. Where that is `path` itself, or a package of
+            # it (of "a.b.c" also "a" or "a.b"), the next one is tried; else it is one that the
+            # module imports, and the user's to install.
             if e.name is None or not str(path).startswith(e.name):
                 raise InputError(
                     where=label,
                     found=f"needs the module {e.name}, which is not there",
                 ) from e
         except InputError as e:  # of a decorator, whose arguments are no traits
-            frames = own_frames(e)
+            frames = own_frames(e)  # in the user's code, the innermost last
             if frames:
                 e = e.within(f"{Path(frames[-1].filename).name}:{frames[-1].lineno}")
             raise e.within(label) from e

@@ -155,10 +155,11 @@ def _growing_stages(
     text: the whole schedule, for messages. first, last: one of B_p and n must be equal in both, and
     the other a power of two larger; else an InputError. So it is for two doublings at one C.
     """
-    n_grows = first.B_p == last.B_p
-    one_stays = n_grows != (first.n == last.n)
+    B_p_stays = first.B_p == last.B_p
+    n_stays = first.n == last.n
+    n_grows = B_p_stays  # as just one of them may stay
     doublings = 0
-    if one_stays and min(first) > 0:
+    if B_p_stays != n_stays and min(first) > 0:
         doublings = _doublings(first.n, last.n) if n_grows else _doublings(first.B_p, last.B_p)
     if doublings < 1:
         raise InputError(

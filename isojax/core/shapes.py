@@ -73,20 +73,26 @@ class SamplerShapes:
         """
         g = self.prefill_batch
         W = self.slots_per_prefix
-        problems_per_shard = -(-self.Q_cap // self.shards)
 
+        # The most prompts that the slots need at a time. They are filled problem by problem.
         if W > 1:
-            # Each prefix group may need a prompt of its own.
+            # A prefix group has rollouts of one problem: there are at most as many prompts as
+            # groups; or, where a problem takes several groups, at most half as many and 2, because
+            # the first and the last problem may have only some of theirs. Neither is above
+            # groups + 1.
             in_slots = self.slots // W + 1
         else:
-            # Slots are filled problem by problem: the first and the last may have few of theirs.
+            # Again 2 for the first and the last problem, with only a part of their n rollouts.
             smallest_n = min(n for _, n in self.cells)
             in_slots = self.slots // smallest_n + 2
 
-        # Where shards share a batch, they divide its rollouts: a problem may be of two shards.
-        # The bool counts as 1.
-        most = min(in_slots, problems_per_shard + (self.shards > 1))
-        return g * -(-(most + g) // g)
+        problems_per_shard = -(-self.Q_cap // self.shards)
+        if self.shards > 1:
+            # Shards divide a batch's rollouts, and not its problems: one may be of two shards.
+            problems_per_shard += 1
+
+        in_use = min(in_slots, problems_per_shard)
+        return g * -(-(in_use + g) // g)  # g more, rounded up to a multiple of g
 
     @property
     def buffer_rows(self) -> int:

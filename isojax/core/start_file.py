@@ -46,6 +46,20 @@ def read_start_report(folder: Path) -> StartReport | None:
     return StartReport(shares, warnings)
 
 
+class RunReport(NamedTuple):
+    """A report, and whose it is."""
+
+    run: str  # the name of the run's folder; LABELS_FOLDER of labels
+    report: StartReport
+
+
+class ShownWarning(NamedTuple):
+    """A warning, and who showed it."""
+
+    run: str  # as of a RunReport
+    text: str
+
+
 def describe_start(folder: Path) -> list[str]:
     """What was doubtful before the first updates of a sweep, or of several, whose folder this is.
 
@@ -53,8 +67,8 @@ def describe_start(folder: Path) -> list[str]:
     empty (so in 3 of 4 runs)": the words are those of the first run that showed it. Reports are
     looked for in all folders below; [] where nothing was doubtful.
     """
-    reports = _reports_below(folder)
-    # By `StartWarning.name`, such as "cut_off"; in a list the labels come last, as in `reports`.
+    reports = _reports_below(folder)  # those of runs, then those of labels
+    # By `StartWarning.name`, such as "cut_off"; in each list too the labels come last.
     warnings_by_symptom: dict[str, list[ShownWarning]] = {}
     for run, report in reports:
         for warning in report.warnings:
@@ -69,20 +83,6 @@ def describe_start(folder: Path) -> list[str]:
         others = f" (so in {count} of {num_runs} runs)" if count > 1 else ""
         sentences.append(describe_warning(warnings[0].run, warnings[0].text) + others)
     return sentences
-
-
-class RunReport(NamedTuple):
-    """A report, and whose it is."""
-
-    run: str  # the name of the run's folder; LABELS_FOLDER of labels
-    report: StartReport
-
-
-class ShownWarning(NamedTuple):
-    """A warning, and who showed it."""
-
-    run: str  # as of a RunReport
-    text: str
 
 
 def _reports_below(folder: Path) -> list[RunReport]:

@@ -90,8 +90,9 @@ def fit(
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
     """Print the curves, which n leads where, the crossovers, n*(C) and the flags.
 
-    With intervals where the fit has them; "level", such as "90%", is the title of their columns.
+    With intervals where the fit has them.
     """
+    # Such as "90%": the title of the columns of intervals, whose cells are "-" without them.
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
 
     print_nothing_learnt(console, fit.nothing_learnt)
@@ -109,8 +110,9 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
             "no crossover and no law n*(C)"
         )
     else:
-        _print_frontier(console, fit.joint, fit, level)
+        _print_frontier(console, fit.joint, fit, level)  # that of all B_p together
     if fit.referee:
+        # How well each published law of n agrees with this sweep.
         verdicts = wording.describe_verdicts(fit)
         console.print(f"[bold]published laws of n[/bold]: {verdicts} (docs/laws.md)")
     if fit.schedules:
@@ -132,8 +134,8 @@ def _print_flags(console: SafeConsole, fit: FitResult) -> None:
 
 
 def _curve_row(curve: FittedCurve) -> list[str]:
-    """A cell's row in the table of curves: B_p, n, R0, A, its interval, exponent and C_mid. A
-    plateau A that its data do not determine has a question mark."""
+    """A cell's row in the table of curves: B_p, n, R0, A, its interval ("-" without one), exponent
+    and C_mid. A plateau A that its data do not determine has a question mark."""
     plateau = format_number(curve.A) + ("" if curve.determined else " ?")
     interval = format_range(curve.A_interval, format_number)
 
@@ -164,6 +166,17 @@ def _print_frontier(console: SafeConsole, view: FrontierFit, fit: FitResult, lev
     _print_law(console, view, level)
 
 
+class LeadingCell(NamedTuple):
+    """As the table of the frontier shows it; both "any" where no cell has left its first reward."""
+
+    n: str
+    B_p: str
+
+
+def _leading_cell(point: FrontierRow) -> LeadingCell:
+    return LeadingCell("any", "any") if point.tied else LeadingCell(str(point.n), str(point.B_p))
+
+
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
     """One row for each stretch of C that one (n, B_p) leads, for the table of `_print_frontier`.
     The interval is that of the reward at the stretch's end."""
@@ -181,17 +194,6 @@ def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
             format_number(last.reward),
             format_range((last.low, last.high), format_number),
         ]
-
-
-class LeadingCell(NamedTuple):
-    """As the table of the frontier shows it; both "any" where no cell has left its first reward."""
-
-    n: str
-    B_p: str
-
-
-def _leading_cell(point: FrontierRow) -> LeadingCell:
-    return LeadingCell("any", "any") if point.tied else LeadingCell(str(point.n), str(point.B_p))
 
 
 def _schedule_rows(fit: FitResult) -> Iterator[list[str]]:

@@ -57,6 +57,7 @@ def fit_curve(
     """
     formatting.check_figure_path(plot_path, "--plot")
 
+    # The document for --json, and the points as they were read, for the figure.
     fit_document, data = fit_curve_file(
         data_file, x_column, y_column, fit_below, where or (), group_column
     )
@@ -74,8 +75,9 @@ def fit_curve(
 def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
     """Print the parameters, how well the curve predicts what it has not seen, and notes.
 
-    document: by `fit_curve_file`, as --json prints it. Its "trial" may be None, and its
-    "beyond" is so without --fit-below.
+    document: by `fit_curve_file`, as --json prints it. Its "trial" is what the first quarter of the
+    points predicts of the rest, None with too few points; its "beyond", what the points up to
+    --fit-below predict of the others, None without that option.
     """
     print_nothing_learnt(console, document["nothing_learnt"])
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""

@@ -69,6 +69,7 @@ def launch(
     """
     # What takes seconds to import, SciPy and jax, is imported where it is used: a refusal is quick.
     config = options.read_config(words, mesh, "quickstart", ray)
+    # InputError where no cell will have as many evaluations as a fit needs; some: a warning.
     importlib.import_module("isojax.launch.strategy").check_evaluations(config)
     process_group = parse_process_group(coordinator, processes, process)
 
@@ -84,6 +85,7 @@ def launch(
         return
 
     check_compile_option(config, dry_run, compile_first)
+    # Where run.dir is a URL, a folder here stands for it, and is uploaded as it is written.
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         outcome = run_cells(config, resume, dry_run, process_group, compile_first)
         if dry_run and config.run.ray is not None:
@@ -107,7 +109,7 @@ def _fit_what_ran(sweep_dir: Path, failure: RunFailed | None, with_report: bool)
         )
         raise failure or fit_failure from e
 
-    warn_of_start(sweep_dir)
+    warn_of_start(sweep_dir)  # what was doubtful before the first updates, once more
     if failure is not None:
         raise failure
 

@@ -71,11 +71,12 @@ def lr_search(
     # Imported here, because it imports jax.
     runner = importlib.import_module("isojax.launch.local.local_runner")
     if dry_run:
+        # The plan of one rate's sweep stands for all, which differ in their rate alone.
         runner.launch(plan.rate_config(config, plan.rates[0]), resume, dry_run=True)
         print_plan(plan, as_json)
         return
 
-    # All rates start from one base policy, which the first of them has made.
+    # Rates run in rising order, and all start from one base policy, which the first has made.
     first_folder = folder / rate_name(min(plan.rates))
 
     def evaluate(rate: float) -> RateResult:

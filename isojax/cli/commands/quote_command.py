@@ -63,11 +63,12 @@ def quote(
     console = SafeConsole()
     if quoted.nothing_learnt:
         _print_quote_of_nothing(console, quoted)
+        # On how many rollouts per evaluation the answer rests, and which runs were flagged.
         print_notes(console, [fit.evaluation_size, *flag_sentences(fit.health)])
         return
 
     devices_sentence = describe_devices(measured_devices(fit_as_measured), devices)
-    if devices_sentence:
+    if devices_sentence:  # "" where no run recorded its times
         console.print(devices_sentence)
     _print_quote(console, quoted, price, fit.not_settled)
     print_notes(console, flag_sentences(fit.health))
@@ -104,6 +105,7 @@ def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
     evaluations rule out that it was reached."""
     print_nothing_learnt(console, quoted.nothing_learnt)
 
+    # `highest`: the upper end of the interval of the runs' reward.
     bound = ""
     if quoted.highest is not None:
         level = format_percent(quoted.level)

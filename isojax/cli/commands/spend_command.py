@@ -109,6 +109,7 @@ def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
         return config
 
     middle_B = sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n))
+    # What lr_scaling multiplies rates by at that B, such as (middle_B / lr_reference_batch)^0.5.
     factor = rl.rate_factor(middle_B)
     critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
     return config.with_settings(
@@ -170,7 +171,7 @@ def _budget_in_rollouts(
     if isinstance(amount, int):
         rollouts = amount
     elif resume and saved_config.exists():
-        # A time would be estimated anew, and its rollouts be others.
+        # A time would be estimated once more, and its rollouts be others.
         rollouts = load_config(str(saved_config)).sweep.budget
     elif amount is None:
         raise InputError(
@@ -184,7 +185,7 @@ def _budget_in_rollouts(
             expected="rollouts with --ray and --processes",
         )
     else:
-        amount.check()
+        amount.check()  # InputError for a time that is too long
         local_runner = importlib.import_module("isojax.launch.local.local_runner")
         rollouts = local_runner.rollouts_within(config, amount.seconds)
         print_line(

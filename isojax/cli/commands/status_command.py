@@ -105,8 +105,12 @@ def _cells_table(sweep: SweepStatus) -> TextTable:
 
 
 def _cell_row(cell: CellSummary, has_placement: bool) -> list[str | Text]:
-    """A run's row of `_cells_table`, in the order of its columns. has_placement: whether the table
-    has the columns of a cluster."""
+    """A run's row of `_cells_table`, in the order of its columns.
+
+    cell: its `goal` is the C at its end, None where a strategy decides that on the way; `age` is
+    the seconds since its newest evaluation, below 0 where another machine's clock is ahead.
+    has_placement: whether the table has the columns of a cluster.
+    """
     state = Text(cell.state, STATE_COLORS[cell.state])
     state.append(" (flagged)" if cell.flags else "", "default")
 
@@ -132,6 +136,8 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
     """
     yield _summary(sweep)
 
+    # A driver that prints to nobody, one that has ended without a word, and what was doubtful
+    # before the first updates: sentences, "" and () where there is nothing to say.
     if sweep.unread:
         yield f"[yellow]note:[/yellow] {escape(sweep.unread)}"
     if sweep.lost:
@@ -148,7 +154,7 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
 
     can_go_on = any(cell.state in ("interrupted", "waiting") for cell in sweep.cells)
     if can_go_on and not sweep.running:
-        # No command goes on with a folder that has another name than its sweep.
+        # "" where the folder has another name than its sweep: no command goes on with such a one.
         if sweep.resume_command:
             advice = f"go on by: {sweep.resume_command}"
         else:

@@ -43,6 +43,7 @@ def train(
 
     # Imported here, because it imports jax.
     runner = importlib.import_module("isojax.launch.local.local_runner")
+    # Where run.dir is a URL, a folder here stands for it, and is uploaded as it is written.
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         folder = runner.launch(config, resume, dry_run, process_group)
 
@@ -50,7 +51,7 @@ def train(
         if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {folder}")
-            warn_of_start(folder)
+            warn_of_start(folder)  # what was doubtful before the first update, once more
 
 
 def _check_single_run(config: Config) -> None:

@@ -214,12 +214,13 @@ def look(run: RunRecord, question: WatchQuestion) -> WatchAnswer:
     """
     points = tuple(point for point in run.points if question.metric in point.metrics)
     # float[points], by rising C.
-    C = np.array([point.rollouts for point in points], dtype=float)
+    C = np.array([point.rollouts for point in points], dtype=float)  # 0 for the base policy
     R = np.array([point.metrics[question.metric] for point in points])
     for point in points:
         check_reward(point, question.metric, point.metrics[question.metric], run.source)
 
     track = RunTrack(replace(run, points=points), C, R)
+    # The level at which the reward has stayed; None where it has risen, or it is too early to say.
     nothing = find_nothing_learnt_by_run(track, question.metric)
     watched = question.run_watch.update(C, R, nothing)
     flags = health_flags(run)
@@ -240,6 +241,7 @@ def look(run: RunRecord, question: WatchQuestion) -> WatchAnswer:
     goes_on = watched.rollouts_left > 0 and C[-1] > 0 and not flags
     if question.sweep is not None and goes_on and not question.sweep_nothing_learnt:
         is_update = C > 0  # The sweep's curves begin with the first update.
+        # One for each n that the sweep measured at this B_p, the run's own n included.
         n_options = compare_n(
             question.sweep, now.B_p, now.n, C[is_update], R[is_update], watched.C_end
         )
@@ -282,7 +284,9 @@ def _print_answer(question: WatchQuestion, answer: WatchAnswer) -> None:
         line += f"in {watched.rollouts_left:,.0f} rollouts; "
     print_line(f"{line}{watched.advice}: {watched.reason}")
 
-    if len(watched.looks) == 0 and watched.next_look is not None:
+    # `looks` are the forecasts that were made so far, each when a set share of C_end was reached.
+    has_forecast = len(watched.looks) > 0
+    if not has_forecast and watched.next_look is not None:
         print_line(f"the next forecast is at C = {watched.next_look:,.0f}")
     if answer.n_options:
         SafeConsole().print(_n_table(answer.n_options, answer.n_now, watched.C_end))
@@ -290,7 +294,11 @@ def _print_answer(question: WatchQuestion, answer: WatchAnswer) -> None:
 
 def _n_table(options: Sequence[NOption], n_now: int, C_end: float) -> TextTable:
     """The table of what each n would reach at C_end, one row each; with hours where any of them
-    has times. n_now: the n of the newest update, whose row is marked."""
+    has times.
+
+    options: an option's `gain` is of reward over going on with `n_now`, the n of the newest update,
+    whose row is marked; `hours` are those of the rollouts that are left.
+    """
     has_times = any(option.hours is not None for option in options)
     columns = ["n", "reward", "interval", "gain", "P(gain)"]
     if has_times:

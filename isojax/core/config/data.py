@@ -141,9 +141,10 @@ def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str
     """The weight of each score in a graded reward, such as {"answer": 0.9, "format": 0.1}.
 
     {} where rewards are binary. Without `reward.weights` each score has 1; a single verifier's
-    score is called MAIN_SCORE unless the weights name others. InputError where the sections do not
-    fit.
+    score is called "score" (MAIN_SCORE) unless the weights name others. InputError where the
+    sections do not fit.
     """
+    # Of several, the verifier of each score: {"answer": "math", ...}; of a single one, nothing.
     verifiers = {} if isinstance(verifier.use, str) else verifier.use
     if reward.kind == "binary":
         _check_binary(verifiers, reward)
