@@ -170,7 +170,7 @@ def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
 
 
 def _read_named_fit(path: Path, include_flagged: bool) -> FitResult:
-    """The fit in a file, with the clocks of the runs beside it where there are any."""
+    """The fit in a file, with the clocks of the runs in its folder where there are any."""
     if include_flagged:
         raise InputError(
             found=f"{INCLUDE_FLAGGED} needs another fit, and {path} is a file",
@@ -190,7 +190,7 @@ def _options_of_fit(result: FitResult) -> FitOptions:
 
     if intervals is None:
         # The default mode has intervals unless it was asked for 0 replicates. In the paper's mode
-        # a fit may lack them in any case, so that the number asked for is not known.
+        # a fit may lack them in any case, so that the number asked for is not known: the default.
         replicates = 0 if result.mode == DEFAULT_MODE else REPLICATES
         return FitOptions(result.mode, replicates, include_flagged=include_flagged)
 

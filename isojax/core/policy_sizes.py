@@ -45,7 +45,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """What a layer keeps of each token for its gradient, beside what attention itself keeps."""
+    """What a layer keeps of each token for its gradient, besides what attention keeps."""
 
     states: int  # of hidden states between products, which devices share by tokens
     products: int  # of what they have of all tokens
@@ -103,7 +103,7 @@ class PolicySizes(Protocol):
     def sampler_weights(self, precision: PrecisionConfig) -> Sequence[WeightSizes]:
         """The weights as a sampler stores them.
 
-        Cast, with adapters merged or beside them, or as int8 with scales.
+        Cast, with adapters merged or apart, or as int8 with scales.
         """
         ...
 

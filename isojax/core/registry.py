@@ -22,7 +22,7 @@ def set_plugin_folders(folders: Sequence[str]) -> None:
     Here, and in processes started here, which inherit the environment.
     """
     os.environ[FOLDERS_VARIABLE] = os.pathsep.join(folders)
-    # A file of a plug-in may import the files beside it.
+    # A file of a plug-in may import the other files of its folder.
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
@@ -101,7 +101,7 @@ def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
             fix=f'Type: pip install "isojax[{extra}]"',
         ) from e
     except Exception as e:
-        # A package beside another version of what it needs, as protobuf's VersionError says.
+        # A package may need another version of one that is there, as protobuf's VersionError says.
         problem = f"cannot be imported ({type(e).__name__}: {e})"
         raise InputError(
             where=purpose,

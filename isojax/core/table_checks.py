@@ -74,7 +74,7 @@ def _broken_requirement(
 ) -> str:
     """What a number should be and is not, such as "at least 0"; "" where it is all that it should
     be. Arguments as of `check_number`."""
-    largest = MAX_COUNT if whole else MAX_NUMBER
+    largest = MAX_COUNT if whole else MAX_NUMBER  # Floats hold whole numbers up to MAX_COUNT.
     is_too_low = minimum is not None and number < minimum
 
     if not math.isfinite(number):

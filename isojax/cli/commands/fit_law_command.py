@@ -41,7 +41,8 @@ def fit_law(
 def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
     """Print the points, the law with its parameters, and the notes of a fit.
 
-    document: by `fit_law_file`, as --json prints it; its "n_star" is None where there is no law.
+    document: by `fit_law_file`, as --json prints it. Its "n_star" is None where there is no law;
+    its "intervals", and the "aicc" of "n_star" (form of the law -> score), are so in mode "paper".
     """
     points_of_n = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"

@@ -187,8 +187,9 @@ def _rate_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
     "se" may be None. `document`'s "best" and "learning_rate" are rates, or None.
     """
     if row["flags"]:
-        # `failed` are the flags that say nothing of the rate, such as a full disk.
-        verdict = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
+        # `failed` are those of the flags that say nothing of the rate, such as a full disk.
+        rate_is_to_blame = len(row["flags"]) > len(row["failed"])
+        verdict = "out" if rate_is_to_blame else "failed"
     elif row["rate"] == document["learning_rate"]:
         verdict = "taken"
     elif row["rate"] == document["best"]:

@@ -79,7 +79,7 @@ def spend(
 
 
 def _spend_config(config: Config, words: Sequence[str]) -> Config:
-    """The config of the run: one policy, one learning rate, and a name of its own."""
+    """The config of the run: one policy, one learning rate, and another name."""
     # The config.yaml of an earlier run of `spend` has its name and its learning rate already.
     if config.sweep.strategy == "spend":
         return config.with_settings(sweep=SPEND_SETTINGS)
@@ -226,7 +226,7 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
         return
 
     # A pilot may fail while the others go on: only a run that has not ended is a failure.
-    spending = read_spending(folder)
+    spending = read_spending(folder)  # None where nothing is recorded
     runs = [run for run in read_runs([folder], warn) if run.points]
     if spending is None or not runs or (outcome.failure and not spending.is_ended):
         raise outcome.failure or RunFailed(f"{folder} has no run to report")
