@@ -71,6 +71,7 @@ def nearest_key(key: str, known_keys: Iterable[str]) -> str:
     A known name with the same last part comes before any other. Other trainers' names count as
     isojax's (SYNONYMS): of `lr` it is cell.rl.learning_rate. `known_keys`: dotted, at least one.
     """
+    # Cut, as the time to compare grows with the length.
     section, dot, name = key[:MAX_NAME].rpartition(".")
     for known_name, synonyms in SYNONYMS.items():
         if name in synonyms:
