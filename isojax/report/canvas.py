@@ -179,7 +179,7 @@ class RenderedFigure:
 def render_figure(fig: Figure) -> RenderedFigure:
     """A figure as PNG and as PDF; the same figure always gives the same bytes. So the names of
     programs, their versions and the date, which both formats would hold, are left out."""
-    FigureCanvasAgg(fig)
+    FigureCanvasAgg(fig)  # becomes the figure's canvas, by which `savefig` draws
     png = io.BytesIO()
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
 

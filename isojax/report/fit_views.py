@@ -129,6 +129,7 @@ def probability_ribbons(view: FrontierFit) -> dict[int, list[BandRow]]:
     """n -> a ribbon around n along C, whose thickness shows the probability that this n is the best
     at that C; for each n that has one to speak of. On a log axis of n, a probability of 1 is
     RIBBON_DOUBLINGS doublings thick."""
+    # (C, n -> P(n is the best)); a fit without replicates has no probabilities
     shares_at_C = [
         (point.C, point.n_probability)
         for point in thin(view.frontier, RIBBON_POINTS)

@@ -39,8 +39,8 @@ def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
     if first.rollouts or not is_recorded:
         return None
 
-    # The reward is a q, so q0 is the base policy's reward over its share of answers. Where it never
-    # answered q0 is unknown, and nothing is ascribed to the format.
+    # The reward is a times q, so q0 is the base policy's reward over its share of answers. Where it
+    # never answered, q0 is unknown, and nothing is ascribed to the format.
     base_reward = first.metrics[metric]
     base_answered = first.metrics[ANSWERED]
     gain = last.metrics[metric] - base_reward
@@ -55,6 +55,7 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
     """Print a table of each run's gain in reward and its two parts, and what the best constant
     answer would get; nothing where the sweep's task has no answers in text. `folder`: the
     sweep's."""
+    # such as {"answer": "2", "reward": 0.07}
     constant: Any = read_json_object(folder / "base" / "about.json").get("best_constant")
     if not constant:
         return

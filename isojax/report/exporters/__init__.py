@@ -83,8 +83,9 @@ def _stage_allocations(growing: GrowingRun, C_end: int) -> list[StageAllocation]
     stages = parse_schedule(growing.schedule)
     # A recommendation has explicit stages.
     assert not isinstance(stages, GradientSchedule | FittedSchedule)
-    if not growing.batches:
-        # The spans begin after whole updates; the last stage goes on until no update fits.
+    if not growing.batches:  # no dynamic sampling: an update takes one batch of B_p n rollouts
+        # A span is a stage as it is run: it begins after M whole updates, which took C rollouts. A
+        # span without room for an update is left out; the last one goes on until none fits.
         spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
         last = spans[-1]
         last_M = last.M + (C_end - last.C) // last.B
@@ -199,6 +200,7 @@ def header_comments(
         lines.append(stage.note)
     if recommendation.risks:
         lines.append(f"Risk: {recommendation.risk_summary}.")
+    # the warnings that the line on the risks does not have
     lines += [f"warning: {warning}" for warning in recommendation.further_warnings]
 
     # The config itself has no learning rate, as its model and optimizer are the user's.

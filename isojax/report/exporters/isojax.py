@@ -49,7 +49,7 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         "budget": allocation.C,
         "B_max": max(sweep_config.sweep.B_max, allocation.B),
         "seeds": 1,
-        **WHOLE_GRID,
+        **WHOLE_GRID,  # every run to its end, none stopped early
         # The planner chooses sizes again: the sweep's were for its smallest cell.
         "decode_slots": None,
         "microbatch": None,

@@ -27,14 +27,15 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "num_prompts_per_step": allocation.B_p,
         "num_generations_per_prompt": allocation.n,
         "max_num_steps": allocation.M,
-        "max_num_epochs": allocation.M,
+        "max_num_epochs": allocation.M,  # an epoch is at least one update, so this is no limit
     }
     notes = [
         "Put this file into NeMo-RL's examples/configs, "
         "the folder of the example on which it builds."
     ]
     if sampling is not None:
-        # twice as many as isojax's recipe allows: an update that is not full ends the run
+        # Twice as many as isojax's recipe allows, or (where that is not known) as an update takes
+        # on average: an update that is not full ends the run.
         max_batches = max(DEFAULT_MAX_BATCHES, 2 * (sampling.limit or ceil(sampling.batches)))
         grpo |= {
             "max_num_epochs": sampling.epochs(allocation.M),

@@ -69,6 +69,7 @@ def render(
             "metric": FILTER_METRIC,
             "max_num_gen_batches": 0,
         }
+        # an update passes over several batches; so many epochs never end first
         trainer["total_epochs"] = sampling.epochs(M_end)
         notes.append(f"verl goes on until no group of equal {FILTER_METRIC} is left. {KEPT_GROUPS}")
         notes.append(

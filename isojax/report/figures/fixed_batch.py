@@ -137,6 +137,7 @@ def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]
     dot_colours = [colours[point.n] for point in points]
     ax.scatter(M, log2_n, c=dot_colours, s=34, ec=canvas.MUTED, lw=0.4, zorder=4)
 
+    # A bar from low to high, the interval of the C at which n_low gives way to n_high.
     for crossover in batch.crossovers:
         if crossover.low is None or crossover.high is None:
             continue

@@ -236,6 +236,7 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
     """Write "n = 16" next to each stretch of the frontier that one n leads, if it is long enough
     for the label; in the joint panel also the B_p of its cells."""
     left_edge, right_edge = np.log10(ax.get_xlim())
+    # shares of the panel's width that a label needs, with B_p and without
     min_share = 0.12 if view.B_p is None else 0.05
     min_decades = min_share * (right_edge - left_edge)
 

@@ -52,6 +52,7 @@ def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPa
     It is the B_p with the widest range of n; of equals, the one that leads at the end of the
     frontier, else the smallest. [] where no panel was recorded, where rewards are graded (not 0 or
     1), and where runs had different problems or numbers of samples."""
+    # `extra[PANEL]` of a point: for each problem of the panel its correct answers, of `samples`.
     usable_runs = [run for run in runs if _has_panel(run)]
     sizes = {
         (len(point.extra[PANEL]), point.samples) for run in usable_runs for point in run.points
@@ -170,10 +171,10 @@ def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[i
 def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) -> None:
     """Shares stacked from no correct answer (below) to all; the base policy is a step left of the
     first update."""
+    # C = 0 has no place on a log axis: it is put as far before the first C as this is before the
+    # next.
     C = panel.C.copy()
-    if (
-        C[0] == 0
-    ):  # has no place on a log axis: as far before the first C as this is before the next
+    if C[0] == 0:
         C[0] = C[1] ** 2 / C[2] if len(C) > 2 else C[1] / 2
     ax.stackplot(C, *panel.correct_shares.T, colors=shades, zorder=1)
     ax.set_xlim(C[0], C[-1])

@@ -87,6 +87,7 @@ def answer_budget(fit: FitResult, C: float, B_p: int | None = None) -> BudgetAns
 
     fixed = None if B_p is None else {"B_p": B_p}
     try:
+        # Details, such as what to measure next, take longer; the page has them for one budget.
         best = recommend(fit, C, fix=fixed, with_details=False)
     except InputError as e:
         return NoAnswer(C, str(e))

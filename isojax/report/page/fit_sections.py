@@ -246,7 +246,7 @@ def _flagged_runs(fit: FitResult) -> Html:
     on which checks that rests on; imported logs allow fewer checks."""
     if fit.health.runs:
         return _shortened_list(flag_sentences(fit.health))
-    if fit.nothing_learnt:  # a criterion is a change on the way
+    if fit.nothing_learnt:  # a run breaks by a change on its way, and none changed
         return tag("p", f"No run broke on the way, but {fit.nothing_learnt}.")
 
     checks = (

@@ -86,7 +86,7 @@ def render(
 
     # What scripts add: the answer for any budget, and the charts in place of the images.
     content = explorer.page_data(fits, runs, with_charts)
-    content["start"] = measured_budget(fit)
+    content["start"] = measured_budget(fit)  # the budget that the slider begins with
     scripts = [markup.read_page_file("page.js")]
     if bundle is not None:
         scripts.insert(0, bundle)
@@ -109,6 +109,7 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
         f"compute C in {unit}, up to {format_compact(measured_budget(fit))}."
     )
 
+    # of the sections as `html_section` writes them; those that are folded have no link
     headings = re.findall(r'<h2 id="(.*?)-title">(.*?)</h2>', main)
     links = [Html(f'<a href="#{section_id}">{heading}</a>') for section_id, heading in headings]
     return tag("header", title, tag("p", facts, cls="soft"), tag("nav", markup.join_html(links)))
@@ -137,7 +138,7 @@ def _answer_card(fit: FitResult) -> Html:
 def _answer(fit: FitResult) -> tuple[str, list[str]]:
     """The answer to "what to run with the measured budget?": a headline, and the sentences below
     it. Where no run learnt anything, or nothing can be recommended, they explain that."""
-    if fit.nothing_learnt:
+    if fit.nothing_learnt:  # then all curves are flat, at one plateau A
         level = f"{format_reward(fit.curves[0].A)}{format_interval(fit.curves[0].A_interval)}"
         return wording.sentence_of(fit.nothing_learnt), [
             "No n is shown to be better than another, "
@@ -264,9 +265,8 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> D
             expected="one for the figures",
             fix="Give the file another name.",
         )
-    joint_fit = fit.model_copy(
-        update={"by_B_p": (fit.joint,)}
-    )  # the joint frontier is its only one
+    # the fit with the joint frontier as its only one
+    joint_fit = fit.model_copy(update={"by_B_p": (fit.joint,)})
 
     images: dict[str, RenderedFigure] = {}
     failures: list[str] = []
@@ -282,6 +282,7 @@ def _write_figures(folder: Path, fit: FitResult, runs: Sequence[RunRecord]) -> D
                     drawn[f"{name}{JOINT}"] = render_figure(joint_figure)
         except Exception as e:  # whatever the function of a figure raises, others are drawn
             drawn.clear()
+            # so that the description says in which line of the file it was raised
             note_plugin_file(report_figure.file)
             problem = str(e) if isinstance(e, InputError) else describe_exception(e)
             failures.append(f"the report has no figure {name!r} ({report_figure.file}): {problem}")

@@ -217,7 +217,8 @@ def _law_row(name: str, view: FrontierFit) -> list[object]:
 
 def _referee_table(fit: FitResult) -> list[Html]:
     """A table of whether the data support published laws on the choice of n, each with a link to
-    its paper and the one run that would tell most; [] where none was judged."""
+    its paper and the one run that would tell most; [] where none was judged. The shares "holds in"
+    and "fails in" are of the fit's replicates."""
     rows = []
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"

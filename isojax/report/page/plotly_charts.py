@@ -42,7 +42,7 @@ MAX_METRIC_LENGTH = 60
 def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
     """For each cell, its fitted curve and its evaluations (the mean over its seeds) as plotly's
     traces, each in a dict {"B_p": ..., "trace": ...} by which the page can show one B_p alone."""
-    ensemble = load_ensemble(fit)
+    ensemble = load_ensemble(fit)  # the fitted curve of each cell, with its replicates
     B_ps = sorted({curve.B_p for curve in fit.curves})
     seeds_by_cell = fit_views.runs_by_cell(runs)
 

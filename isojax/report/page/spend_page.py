@@ -133,6 +133,7 @@ def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
 def _draw_run(ax: Axes, run: RunRecord, spending: Spending, colours: Mapping[int, str]) -> None:
     """Draw a run's rewards along C, each piece in the colour of the n it was trained with, which
     may change on the way; dashed for a pilot. `colours`: by n."""
+    # `pair_at(C)`, (B_p, n) at C, goes by the stages that the run has had, one for each n.
     cell = run.cell.with_stages(spending.stages(run.cell))
     is_policy = run.cell == spending.cell
     dashes = "-" if is_policy else "--"

@@ -59,7 +59,7 @@ def detect(log: LogStart) -> bool:
 
     header, *rows = log.content[:2]
     first_row = rows[0] if rows else header
-    for mark in DELIMITERS + BAR:
+    for mark in DELIMITERS + BAR:  # comma, tab, semicolon or |
         if header.count(mark) == first_row.count(mark) > 0:
             cells = first_row.split(mark)
             if any(parse_number(cell.strip(' "')) is not None for cell in cells):

@@ -109,6 +109,7 @@ def read(path: Path) -> list[LogTable]:
     InputError where it has no step's line, or contains several runs.
     """
     check_log_file(path)
+    # (number, text) of each line, with U+FFFD in the place of bytes that are no text
     numbered = list(read_lines(path, "replace"))
     lines = [_Line(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
     has_last_line_end = bool(numbered) and numbered[-1][1].endswith("\n")

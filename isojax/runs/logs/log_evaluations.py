@@ -112,7 +112,14 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
         *_describe_rows_left_out(steps, evaluated),
     ]
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
-    record = RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices)
+    record = RunRecord(
+        cell,
+        tuple(points),
+        source,
+        tuple(device_hours),
+        cell_hash=IMPORTED,  # in place of a hash of settings, which a log need not have
+        devices=devices,
+    )
     not_finite += describe_last_cells(steps, is_evaluation)  # where the run may have diverged
     return ReadRun(record, notes, not_finite, count_unlogged(steps))
 

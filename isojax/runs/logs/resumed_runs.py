@@ -137,12 +137,12 @@ def _keep_latest(
     latest: list[_ClockedRow] = []
     repeated = 0
     for rows in parts:
-        # whether the step of the last row, and the step before it, are there twice
+        # whether the step of the row before, and the step before that one, are there twice
         is_twice = earlier_is_twice = False
         for i, row in enumerate(rows):
             clock = column_map.read(clock_field, row)
-            begins = i == 0 or (split_falls and _goes_back(latest, clock, row, column_map))
-            if begins and may_be_another and _starts_over(latest, clock):
+            begins_part = i == 0 or (split_falls and _goes_back(latest, clock, row, column_map))
+            if begins_part and may_be_another and _starts_over(latest, clock):
                 raise InputError(
                     where=row.location,
                     found=(
@@ -156,11 +156,12 @@ def _keep_latest(
                     ),
                 )
 
-            # One step may be there twice, where a run was stopped in it; two in a row are not. A
-            # part that begins at the step of the row before it shows that this step is there twice.
+            # One step may be there twice, where a run was stopped in it: then a part begins at the
+            # step of the row before. Two steps in a row are not there twice.
             if not latest or clock != latest[-1].clock:
                 is_twice, earlier_is_twice = False, is_twice
-            is_twice |= i > 0 and begins and latest[-1].clock == clock
+            elif begins_part and i > 0:
+                is_twice = True
             if is_twice and earlier_is_twice:
                 raise InputError(
                     where=row.location,
@@ -176,7 +177,7 @@ def _keep_latest(
                 )
 
             # A part that begins at a step replaces what earlier parts have from that step on.
-            while begins and latest and latest[-1].clock >= clock:
+            while begins_part and latest and latest[-1].clock >= clock:
                 latest.pop()
                 repeated += 1
             latest.append(_ClockedRow(clock, row))
@@ -203,6 +204,7 @@ def _goes_back(
     if clock < latest[-1].clock:
         return True
 
+    # In a table that people exported, NaN too says that nothing was logged.
     is_unlogged = is_missing if column_map.table.is_export else is_blank
     logged = [
         column for column in column_map.step_columns if not is_unlogged(row.values.get(column))

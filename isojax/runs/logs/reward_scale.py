@@ -15,6 +15,7 @@ from isojax.runs.logs.reward_rounding import ROUNDING
 
 AUTO_SCALE = "auto"  # of --map scale=auto
 PERCENT = 0.01
+_HIGHEST_FRACTION = 1 + ROUNDING  # 1, with what a sum in float32 may be off by
 
 
 def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
@@ -44,7 +45,7 @@ def scale_runs(runs: Sequence[LogRun]) -> NotedRuns:
     # The user's --map scale=0.01 on rewards that are already in [0, 1] gets a question.
     highest = max((_rewards(run).max(initial=0) for run in runs), default=0)
     scales = {run.column_map.constants.get("scale", 1) for run in runs if not run.scale_is_stated}
-    if PERCENT in scales and 0 < highest <= 1 + ROUNDING:
+    if PERCENT in scales and 0 < highest <= _HIGHEST_FRACTION:
         notes.append(
             f"the highest reward is {highest:g} before scale={PERCENT:g} makes it less: "
             "are these percent?"
@@ -60,7 +61,7 @@ def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
     percent_run = next((run for run in runs if _is_percent(_rewards(run))), None)
     # Rewards that are all 0 are the same in percent.
     fraction_run = next(
-        (run for run in runs if 0 < _rewards(run).max(initial=0) <= 1 + ROUNDING), None
+        (run for run in runs if 0 < _rewards(run).max(initial=0) <= _HIGHEST_FRACTION), None
     )
     if percent_run is None or fraction_run is None:
         return
@@ -97,4 +98,5 @@ def _is_percent(rewards: NDArray[np.float64]) -> bool:
     positive = rewards[rewards > 0]
     if len(positive) == 0:
         return False
-    return bool(np.median(positive) > 1 + ROUNDING and positive.max() <= 100 * (1 + ROUNDING))
+    exceed_one = np.median(positive) > _HIGHEST_FRACTION
+    return bool(exceed_one and positive.max() <= 100 * _HIGHEST_FRACTION)

@@ -175,12 +175,12 @@ def _join_field(
     # bool[rows]: cells without a number that are passed over (any other is refused as it is read
     # below), and those of them that a note names
     nowhere = np.zeros(len(rows), np.bool_)
-    if is_training(name) and name in column_map.detected:
+    if is_training(name) and name in column_map.detected:  # a metric that no --map asks for
         is_ignored, is_noted = is_not_finite, nowhere
     elif name == ELAPSED and name in column_map.detected:
         # a column that was taken for a time by its name may hold dates, which are passed over
         is_ignored, is_noted = ~np.isfinite(cells.numbers), nowhere
-    elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:
+    elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:  # a trainer's log
         is_ignored, is_noted = is_not_finite, is_not_finite
     else:
         is_ignored, is_noted = nowhere, nowhere
