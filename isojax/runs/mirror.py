@@ -196,7 +196,8 @@ def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
 
     None where the sweep is not at a URL. folder: the one that holds the cell's checkpoints.
     The function takes a checkpoint's folder, and a function that is true while the checkpoint is
-    still being written; it waits for that to end, uploads, and returns a future at once."""
+    still being written. It returns a future at once; its thread waits for that to end, and uploads.
+    """
     mirror = next((one for one in _mirrors() if folder.is_relative_to(one.local)), None)
     if mirror is None:
         return None

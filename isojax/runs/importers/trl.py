@@ -97,7 +97,7 @@ def read(path: Path) -> list[LogTable]:
             expected=f"TRL's {STATE_FILE}, or its log_history",
         )
     rows = tuple(
-        DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(entries)
+        DataRow(str(file), f"log_history[{i}]", entry, index=i) for i, entry in enumerate(entries)
     )
 
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))

@@ -158,7 +158,7 @@ def _read_steps(path: Path, lines: Sequence[_Line], has_last_line_end: bool) -> 
                     "without its last value"
                 )
             values = {"step": int(match[1]), **_metric_values(match[2], is_torn)}
-            rows.append(DataRow(str(path), f"line {line.number}", values, line.number - 1))
+            rows.append(DataRow(str(path), f"line {line.number}", values, index=line.number - 1))
             continue
 
         # Numbers of lines count from 1, indices of rows from 0: the line right behind the last

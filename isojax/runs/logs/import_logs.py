@@ -93,7 +93,9 @@ def read_logs(
         log_runs += [replace(run, may_be_skipped=may_be_skipped) for run in runs]
         for table in (*tables, *(run.column_map.table for run in runs)):
             notes += [f"{table.source}: {note}" for note in table.notes]
-        if not log_importer.is_own:  # a trainer's log has rows of other values, which it may lack
+        # In isojax's own formats, which trainers write, rows without a metric are usual;
+        # in a user's format they may be a mistake.
+        if not log_importer.is_own:
             for run in runs:
                 if note := describe_rows_without_metric(run.column_map):
                     notes.append(f"{run.column_map.table.source}: {note}")

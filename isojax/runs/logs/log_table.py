@@ -249,7 +249,7 @@ def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
             str(path),
             f"entry {i + 1}",
             {name: column[key] for name, column in frame.items()},
-            i,
+            index=i,
         )
         for i, key in enumerate(keys)
     ]

@@ -85,11 +85,9 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
 
     # The value of each step in the log; step 0 without one took nothing.
     of_steps: list[float] = []
-    last_clock = 0
     for clock, value in zip(steps.clocks, values, strict=True):
-        default = mean if clock > last_clock else 0.0
+        default = mean if clock > 0 else 0.0
         of_steps.append(default if value is None else value)
-        last_clock = clock
     return _running_sums(steps, of_steps, mean)
 
 
