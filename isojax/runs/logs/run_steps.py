@@ -8,7 +8,7 @@ a table that people exported it says, as an empty cell does, that nothing was lo
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,41 @@ def _refuse_fall(rows: RowTable, clocks: NDArray[Any], row: int, column_map: Col
     )
 
 
+class _PassedOver(NamedTuple):
+    """bool[rows]: the cells of a field without a number that are neither read nor refused."""
+
+    is_ignored: Mask  # all of them
+    is_noted: Mask  # those that a note to the user names
+
+
+def _cells_to_pass_over(
+    name: str, rows: RowTable, is_nan: Mask, is_not_finite: Mask, column_map: ColumnMap
+) -> _PassedOver:
+    """Which cells of a field are passed over, as nobody can be asked to correct them.
+
+    Those that are not finite: of any field but a cumulative one in a trainer's own log, and of
+    training metrics and the elapsed time in a column that no --map names.
+    is_nan, is_not_finite: bool[rows], as of `_join_field`. InputError where nothing is passed over,
+    and a column with cells that say NaN has no number at all: it was mapped by mistake.
+    """
+    nowhere = np.zeros(len(rows), np.bool_)
+    is_detected = name in column_map.detected
+    if is_training(name) and is_detected:
+        return _PassedOver(is_not_finite, nowhere)
+    if name == ELAPSED and is_detected:
+        # a column that was taken for a time by its name may hold dates
+        numbers = rows.column(column_map.columns[name]).numbers
+        return _PassedOver(~np.isfinite(numbers), nowhere)
+    if column_map.table.one_run and name not in CUMULATIVE_FIELDS:  # a trainer's log
+        return _PassedOver(is_not_finite, is_not_finite)
+
+    whole_column = column_map.table.cells.column(column_map.columns[name])
+    has_no_number = not np.isfinite(whole_column.numbers).any()
+    if name != column_map.main_metric and is_nan.any() and has_no_number:
+        column_map.read(name, rows[int(np.argmax(is_nan))])  # always raises here
+    return _PassedOver(nowhere, nowhere)
+
+
 def _join_field(
     name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
 ) -> StepValues:
@@ -163,35 +198,17 @@ def _join_field(
 
     name: of the field; step_of_row: int[rows], the step of each row, from 0 and never falling;
     steps: each step's number in the log. InputError where a step has two values, or a cell is not
-    valid. A value that is NaN or infinite is passed over, not refused, where nobody can be
-    asked to correct it: in a trainer's own log, and in a column that no --map names."""
+    valid, unless `_cells_to_pass_over` has it."""
     cells = rows.column(column_map.columns[name])
     # bool[rows]; a row that lacks the column is blank in it
     is_blank = cells.is_blank
     is_unlogged = column_map.table.is_unlogged(cells)
     is_nan = is_unlogged & ~is_blank  # in an exported table alone
     is_not_finite = cells.ask(_is_not_finite) & ~is_unlogged
-
-    # bool[rows]: cells without a number that are passed over (any other is refused as it is read
-    # below), and those of them that a note names
-    nowhere = np.zeros(len(rows), np.bool_)
-    if is_training(name) and name in column_map.detected:  # a metric that no --map asks for
-        is_ignored, is_noted = is_not_finite, nowhere
-    elif name == ELAPSED and name in column_map.detected:
-        # a column that was taken for a time by its name may hold dates, which are passed over
-        is_ignored, is_noted = ~np.isfinite(cells.numbers), nowhere
-    elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:  # a trainer's log
-        is_ignored, is_noted = is_not_finite, is_not_finite
-    else:
-        is_ignored, is_noted = nowhere, nowhere
-        whole_column = column_map.table.cells.column(column_map.columns[name])
-        has_no_number = not np.isfinite(whole_column.numbers).any()
-        if name != column_map.main_metric and is_nan.any() and has_no_number:
-            # Always raises here: a column without any number was mapped by mistake.
-            column_map.read(name, rows[int(np.argmax(is_nan))])
+    passed_over = _cells_to_pass_over(name, rows, is_nan, is_not_finite, column_map)
 
     # The rows that have the value, and no second value within a step.
-    value_rows = np.flatnonzero(~is_unlogged & ~is_ignored)
+    value_rows = np.flatnonzero(~is_unlogged & ~passed_over.is_ignored)
     if name in STEP_FIELDS:  # of several at a step, the first counts
         value_rows = value_rows[np.diff(step_of_row[value_rows], prepend=-1) > 0]
     values = column_map.read_all(name, rows.take(value_rows))
@@ -219,7 +236,7 @@ def _join_field(
         # The first one is the last in reverse.
         blank_rows=last_rows(np.flatnonzero(is_blank & cells.is_present)[::-1]),
         nan_rows=last_rows(np.flatnonzero(is_nan)[::-1]),
-        not_finite_rows=last_rows(np.flatnonzero(is_noted)),
+        not_finite_rows=last_rows(np.flatnonzero(passed_over.is_noted)),
     )
 
 
