@@ -420,7 +420,8 @@ def sum_over_experts(
     ) -> jax.Array:
         first_expert = number * weights[0].shape[expert_axis]
         part = function(first_expert, weights, *inputs)
-        # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
+        # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices. Of a kernel
+        # whose weights are whole there are no axes, and the sum is the part itself.
         return jax.lax.psum(part.astype("float32"), split_axes).astype(part.dtype)
 
     in_specs = (specs, *[PartitionSpec()] * len(inputs))

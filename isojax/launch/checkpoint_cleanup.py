@@ -52,18 +52,20 @@ def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
         )
 
     removals = []
-    for cell in status.cells:
-        checkpoint_folder = sweep_folder / "cells" / cell.cell.name / CHECKPOINT_FOLDER
-        if cell.state != "done" or not checkpoint_folder.is_dir():
+    for summary in status.cells:
+        run = summary.cell.name
+        checkpoint_folder = sweep_folder / "cells" / run / CHECKPOINT_FOLDER
+        if summary.state != "done" or not checkpoint_folder.is_dir():
             continue
 
+        # Each is a folder whose name is the number of updates done, such as 128.
         by_update = sorted(checkpoint_folder.glob("[0-9]*"), key=lambda path: int(path.name))
         # With newest_too the folder itself goes: a run that is done counts as saved without the
         # folder, but not with an empty one (train/checkpoint.py).
         folders = (checkpoint_folder,) if newest_too else tuple(by_update[:-1])
         if folders:
             size = sum(folder_bytes(folder) for folder in folders)
-            removals.append(Removal(cell.cell.name, folders, size))
+            removals.append(Removal(run, folders, size))
     return removals
 
 

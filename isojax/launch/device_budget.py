@@ -80,6 +80,7 @@ class DeviceBudget:
             prefill_batch=g,
             slots_per_prefix=W if can_share else 1,
         )
+        # The kinds of attention, where they are not set: the backend's, or None for the plain one.
         kernels = with_kernels(sweep, self.mesh, self.backend, self.cell)
         return DeviceSizes(
             self.cell,

@@ -223,8 +223,9 @@ class DeviceSizes:
     def expert_record_bytes(self) -> int:
         """Bytes of the record of which experts the sampler chose for each token.
 
-        That is for the rollouts' tokens, which the update compares or replays, and for the prompts
-        in use. 0 where no setting asks for it, or devices split prompts' positions.
+        That is for the rollouts' tokens with their prompts, which the update compares or replays,
+        and for the prompts in use. 0 where no setting asks for it, or devices split prompts'
+        positions: then none is made (rl/experts.py).
         """
         rl = self.cell.rl
         if self.mesh.sequence > 1 or not (rl.replay_experts or rl.measure_expert_agreement):
@@ -234,7 +235,8 @@ class DeviceSizes:
         rollout_tokens = self.shapes.buffer_rows * (P + self.shapes.response_length)
         # Prompts of the sampler's table, and of each prefix group.
         prompts = self.shapes.prefix_entries + self.shapes.slots // self.shapes.slots_per_prefix
-        return (rollout_tokens + prompts * P) * self.policy.recorded_bytes
+        token_bytes = self.policy.recorded_bytes  # of the experts of one token, in all layers
+        return (rollout_tokens + prompts * P) * token_bytes
 
     # ------------------------------------------------------------------ the sampler
 
@@ -344,8 +346,8 @@ class DeviceLayer:
 
         # Query heads of which this device computes attention. XLA splits them into as many parts as
         # the heads of keys; but where all queries share one head of keys, by the query heads.
-        key_parts = attention.kv_heads // kv_heads
-        computed_heads = heads if attention.kv_heads == 1 else attention.heads // key_parts
+        devices_of_keys = attention.kv_heads // kv_heads  # that divide the heads of keys
+        computed_heads = heads if attention.kv_heads == 1 else attention.heads // devices_of_keys
 
         # Numbers of a token.
         self.query_values = heads * attention.head_dim

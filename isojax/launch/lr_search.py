@@ -161,7 +161,8 @@ def choose_batch_shape(config: Config) -> tuple[int, int]:
 def default_budget(config: Config, B: int) -> int:
     """The rollouts of each run of a search at batch B: a tenth of sweep.budget, if that suffices.
 
-    At least MIN_WARMUPS times the warm-up, and enough for MIN_EVALUATIONS at different updates.
+    At least MIN_WARMUPS times the warm-up, one update, and up to the first evaluation
+    (cell.eval.start); and enough for MIN_EVALUATIONS at different updates.
     """
     warmup_rollouts = MIN_WARMUPS * config.cell.rl.warmup * B
     eval_config = config.cell.eval
@@ -183,8 +184,8 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     """Run the sweep of one rate and score it; failures of its runs become flags of the result.
 
     config: of `SearchPlan.rate_config`. first_folder: that of the rate that runs first, whose base
-    policy and sizes the others take. resume: whether to go on with what is there. InputError where
-    the sweep is refused.
+    policy and sizes the others take. resume: whether the search goes on with an earlier one.
+    InputError where the sweep is refused.
     """
     folder = Path(config.run.dir) / config.name
     if folder != first_folder:
@@ -192,9 +193,11 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
         sizes = {key: getattr(sweep, key) for key in AUTOSIZED_SETTINGS}
         config = config.with_settings(sweep=sizes, run={"base_from": str(first_folder)})
 
+    # A folder that holds a sweep can only be gone on with; `launch` refuses it otherwise.
+    goes_on = resume or (folder / CONFIG_FILE).exists()
     failures: list[str] = []
     try:
-        launch(config, resume or (folder / CONFIG_FILE).exists(), False)
+        launch(config, goes_on, False)  # no dry run
     except RunFailed as e:  # other rates go on
         # One message of each run that failed; of a sweep of several runs, the first argument is a
         # summary.

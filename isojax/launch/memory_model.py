@@ -43,8 +43,8 @@ class MemoryEstimate:
     """Bytes of one device."""
 
     breakdown: dict[str, int]  # by what they are for, such as "optimizer"; for people to read
-    # by compiled program: "train" alone, or "learn" with, where a device samples, "weights" and
-    # "decode"
+    # by compiled program: "train" alone; or "learn", and, where a device samples and does not
+    # verify, "weights" and "decode"
     program_bytes: dict[str, int]
     # the most at once while the sampler's weights are made, with all that a run holds
     weights_peak: int
@@ -108,8 +108,8 @@ def estimate_memory(
     )
     rollouts = s.rollout_bytes + s.expert_record_bytes
     batch = rollouts + _problem_bytes(s, plan.on_device)
-    # Dynamic sampling: a batch waits while further ones are sampled, of which groups replace some
-    # of it (rl/inline_rollouts.py).
+    # Dynamic sampling, which says how many batches are sampled for an update at most: a batch waits
+    # while further ones are sampled, of which groups replace some of it (rl/inline_rollouts.py).
     replaces_groups = (s.cell.rl.dynamic_sampling or 1) > 1
     waiting_batch = rollouts + _prompt_bytes(s) if replaces_groups else 0
 
@@ -142,7 +142,7 @@ def estimate_memory(
     evaluation_peak += _evaluation_problem_bytes(evaluation, plan.on_device)
     if not plan.evaluations_by_server:
         evaluation_peak += sampler_weights + evaluation.cache_bytes() + slot_bytes(evaluation)
-        evaluation_peak += sampling_work_bytes(s)
+        evaluation_peak += sampling_work_bytes(s)  # as in training: with as many slots and prompts
 
     is_one_program = plan.on_device and not (plan.leaves_the_program or replaces_groups)
     weights_peak = 0
@@ -151,7 +151,8 @@ def estimate_memory(
     else:
         program_bytes = {"learn": update_peak}
 
-    # A task that the device verifies has a sampler that reads the run's own weights.
+    # A task that the device verifies has a sampler that reads the run's own weights; for any other
+    # task, devices that sample make weights for it.
     if not plan.on_device and not (plan.by_server and plan.evaluations_by_server):
         made_weights = (
             stored_weight_bytes(s)
@@ -177,25 +178,36 @@ def estimate_memory(
         weights_peak += sampler_state
         evaluation_peak += sampler_state
 
+    breakdown = _breakdown(s, evaluation, plan, rollouts + waiting_batch)
+    sampling_peak = max(training_peak, evaluation_peak)
+    return MemoryEstimate(breakdown, program_bytes, weights_peak, sampling_peak, update_peak)
+
+
+def _breakdown(
+    s: DeviceSizes, evaluation: DeviceSizes, plan: SamplingPlan, rollouts: int
+) -> dict[str, int]:
+    """Bytes by what they are for, which are not all held at the same time.
+
+    Arguments as of `estimate_memory`; rollouts: bytes of those in memory at once.
+    """
+    sampler_weights = sampling_weight_bytes(s)
     if plan.by_server and plan.evaluations_by_server:
         cache = sampler_weights = 0
     elif plan.by_server:
         cache = evaluation.cache_bytes()
     else:
         cache = s.cache_bytes()
-    breakdown = {
+    return {
         "parameters": s.trained_bytes + s.frozen_bytes,
         "optimizer": 2 * s.trained_bytes,
         "reference": s.reference_bytes,
         "critic": 3 * s.critic_bytes,
         "KV": cache,
         "sampling weights": sampler_weights,
-        "rollouts": rollouts + waiting_batch,
+        "rollouts": rollouts,
         "gradient": s.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
-    sampling_peak = max(training_peak, evaluation_peak)
-    return MemoryEstimate(breakdown, program_bytes, weights_peak, sampling_peak, update_peak)
 
 
 def _problem_bytes(s: DeviceSizes, on_device: bool) -> int:

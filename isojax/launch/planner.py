@@ -14,7 +14,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule
+from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.time_estimate import cell_cost
 
@@ -67,7 +67,8 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
     _check_values("n", sweep.n, sweep)
 
     if sweep.strategy == "spend":
-        cells = [Cell.of_spend(sweep.B_p[0], n) for n in sorted(sweep.n)]
+        B_p = sweep.B_p[0]  # all its runs have one B_p; further ones are not used
+        cells = [Cell.of_spend(B_p, n) for n in sorted(sweep.n)]
     else:
         cells = _grid_cells(sweep)
 
@@ -142,11 +143,14 @@ def _scheduled_cell(name: str, text: str) -> Cell:
             expected="explicit stages",
         )
     if isinstance(schedule, GradientSchedule):
-        first = schedule.first
-        return Cell(first.B_p, first.n, 0, name, (first,), schedule.n_max)
+        stages: tuple[Stage, ...] = (schedule.first,)  # its run adds further ones
+        n_max = schedule.n_max
+    else:
+        stages = schedule  # explicit ones, from C = 0 on
+        n_max = 0  # the gradient decides nothing
 
-    first = schedule[0]
-    return Cell(first.B_p, first.n, 0, name, schedule)
+    first = stages[0]
+    return Cell(first.B_p, first.n, seed=0, schedule=name, stages=stages, n_max=n_max)
 
 
 # ------------------------------------------------------------------ static sizes
@@ -228,7 +232,7 @@ def with_kernels(
     """The sweep with the backend's kernels of attention, where it leaves them open and they serve.
 
     backend: "cpu", which has none, "gpu" or "tpu". An attention that is set stays; one for which no
-    kernel serves stays None, which is plain attention.
+    kernel serves is plain, that is "plain" or still None.
     """
     kernel = {"tpu": "pallas", "gpu": "cudnn"}.get(backend)
     if kernel is None or mesh.sequence > 1:  # no kernel attends to keys on other devices

@@ -24,15 +24,16 @@ def moving_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of weights on their way to the sampler's: gathered over fsdp, or cast.
 
     They are in addition to those that the sampler reads, and 0 where weights are neither gathered
-    nor cast. All of them, where layers are unrolled. Where layers are gathered one by one
-    (sampling/stream.py), one layer, and the device's part of all, which XLA casts before it
-    gathers.
+    nor cast. All of them; but where layers are gathered one by one (sampling/stream.py), one layer,
+    and the device's part of all, which XLA casts before it gathers.
     """
+    # The base policy that is kept with adapters has the type of products already.
     is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
     is_gathered = s.fsdp_shards > 1
     is_unrolled = shapes.layers_are_unrolled(s.backend, s.precision.cache)
+    are_gathered_singly = is_gathered and not is_unrolled
 
-    if is_gathered and not is_unrolled:
+    if are_gathered_singly:
         cast_part = s.base_bytes if is_cast else 0
         return s.compute_bytes * s.layer_params + cast_part
     return stored_weight_bytes(s) if is_cast or is_gathered else 0

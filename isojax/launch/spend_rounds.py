@@ -68,6 +68,7 @@ def legs_to_train(
 
         next_leg = policy.next_leg(runs, spending.legs)  # None: the budget is spent
         if next_leg is None:
+            # For the report: what each n alone would have reached with the whole budget.
             spending = replace(spending, is_ended=True, fixed=policy.fixed_forecasts(runs))
         else:
             print_line(describe_leg(next_leg, spending))
@@ -87,9 +88,11 @@ def _check_spending(
 
     Its legs have been written before they are trained, so that no ledger may be ahead of it.
     """
+    # spending.rollouts: the C at which the last leg of a run so far ends.
     is_behind = any(
         run.points[-1].rollouts > spending.rollouts(run.cell) for run in runs if run.points
     )
+    # policy.by_n: the sweep's cells by their n.
     are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
     is_same_goal = spending.budget == config.sweep.budget and spending.metric == policy.metric
 

@@ -71,9 +71,10 @@ def lost_output_recorded(folder: Path) -> Iterator[None]:
     """Write status.json once nobody reads what this process prints, and again at the end.
 
     For a sweep on one machine, in its folder. While somebody reads it, nothing is written, but that
-    an earlier process of this sweep has ended.
+    an earlier process of this sweep has ended. terminal.output_lost: None while somebody reads;
+    then since when nobody does, in Unix seconds.
     """
-    # What another process said before this one goes on with its sweep.
+    # What an earlier process said that nobody read: this one goes on with its sweep.
     before = read_status(folder)
     if before is not None and before.output_lost is not None:
         write_status(folder, before.model_copy(update={"ended": True, "output_lost": None}))

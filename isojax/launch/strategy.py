@@ -207,7 +207,8 @@ def check_evaluations(config: Config) -> None:
     while _unfitted_pairs(fixed_cells, evaluation, longer_budget):
         longer_budget *= 2
 
-    is_refused = len(reasons) == len({cell.kind for cell in fixed_cells})
+    num_pairs = len({(cell.B_p, cell.n) for cell in fixed_cells})
+    is_refused = len(reasons) == num_pairs
     which_runs = "no run" if is_refused else "not every run"
     problem = (
         f"{which_runs} will have enough evaluations for a curve with sweep.budget = {sweep.budget},"
@@ -231,8 +232,8 @@ def _unfitted_pairs(
 
     fixed_cells: those without a schedule.
     """
-    # The evaluation of the base policy, at C = 0, is no point of a curve; where the first one
-    # after it is beyond the budget, there is only that.
+    # The evaluation of the base policy, at C = 0, is no point of a curve. Where the first one after
+    # it is beyond the budget, there is no point; `evaluation_targets` would refuse such a budget.
     targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
     cells_by_pair = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n))
     # The C after the update that reaches each target: close targets may share one.
@@ -262,8 +263,8 @@ def _recorded_runs(
     runs = []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
-        points, _ = recorded_points(cell_folder)
-        run = read_run(cell_folder) if points else RunRecord(cell, ())
+        has_evaluation = bool(recorded_points(cell_folder).points)  # else `read_run` refuses it
+        run = read_run(cell_folder) if has_evaluation else RunRecord(cell, ())
         run = replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason))
         if run.points or run.failure_reason:
             runs.append(run)

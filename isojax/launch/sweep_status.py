@@ -173,7 +173,7 @@ def _cell_summaries(
         if config.sweep.strategy == "grid":
             goal = _grid_goal(folder, cell, last_target)
         if spending is not None:
-            goal = spending.rollouts(cell)
+            goal = spending.rollouts(cell)  # C at the end of its last leg so far
             if goal == 0:  # its n had no pilot
                 continue
             # The end of a leg is not the end of the run that goes on.
@@ -201,8 +201,9 @@ def _with_outcomes(
 ) -> list[CellSummary]:
     """The cells of an adaptive sweep that has ended, done or failed as its summary says.
 
-    Its runs have no fixed C to end at, so that until then they seem interrupted. A run that went on
-    after the summary was written stays interrupted. now: Unix seconds.
+    Its runs have no fixed C to end at, so that until then they seem interrupted. A run that was
+    evaluated after the summary was written, or never (its `age` is None), stays interrupted. now:
+    Unix seconds.
     """
     if not summary_file.exists():
         return list(cells)
@@ -332,7 +333,7 @@ def _cell_summary(folder: Path, cell: Cell, goal: int | None, writers: Writers) 
     cell_folder = folder / "cells" / cell.name
     ledger = cell_folder / RECORDS_FILE
     has_ledger = ledger.exists()
-    points, reason = recorded_points(cell_folder)
+    points, reason = recorded_points(cell_folder)  # reason: why the run broke off, or ""
     status = writers.driver_cells.get(cell.name)
 
     # What the ledger says, else the driver.
@@ -364,7 +365,8 @@ def _cell_summary(folder: Path, cell: Cell, goal: int | None, writers: Writers) 
         state = "failed"
     elif writers.locked and has_ledger:
         state = "running"
-        rollouts = max(rollouts, read_progress(cell_folder) or 0)
+        reported_rollouts = read_progress(cell_folder)  # C since the evaluation; None: no report
+        rollouts = max(rollouts, reported_rollouts or 0)
 
     return CellSummary(
         cell=cell,

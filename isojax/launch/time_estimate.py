@@ -139,8 +139,9 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     shard_rollouts = B / s.shapes.shards
     shard_prompts = B_p / s.shapes.shards
 
-    # Of a token: 2 operations with each weight, and 4 with each key and value that it sees, on
-    # average half of the positions to come. The first of a response is drawn from its prompt.
+    # Of a token: 2 operations with each weight, and 4 with each position that it sees, for each
+    # number of its queries (`attended_values`, in all layers); on average it sees half of the
+    # response, or of the prompt. The first of a response is drawn from its prompt.
     weights = s.active_params
     layer_flops = 2 * weights + 4 * s.attended_values(s.prompt_positions + T / 2)
     response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
@@ -158,7 +159,7 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     bytes_moved = slot_fills * ((T - 1) * step_bytes + T * logits_bytes_read)
 
     tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
-    link_seconds = _tensor_sum_seconds(s, tokens, 2, rates)
+    link_seconds = _tensor_sum_seconds(s, tokens, sums_per_layer=2, rates=rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
@@ -191,8 +192,9 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     bytes_moved = microbatches * microbatch_bytes + 9 * s.param_bytes
 
     # Each pass through the layers gathers weights as products are computed, forwards, backwards and
-    # for the reference, and scatters their gradient in float32.
-    is_joint = s.shapes.joint_forward(s.mesh.sequence > 1)
+    # for the reference, and scatters their gradient in float32. A block's prompts take a pass, but
+    # where they go through the layers together with their responses, in the microbatch's.
+    is_joint = s.shapes.joint_forward(positions_split=s.mesh.sequence > 1)
     weight_passes = microbatches + (0 if is_joint else prompt_blocks)
     bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
     gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
@@ -202,7 +204,8 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     # half a sum each, and a layer that is computed again one of them more.
     tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
     link_seconds = gathered_bytes / rates.link_bandwidth
-    link_seconds += _tensor_sum_seconds(s, tokens, 5 + s.remat / 2, rates)
+    sums_per_layer = 2 + 2 + 2 * 0.5 + s.remat * 0.5
+    link_seconds += _tensor_sum_seconds(s, tokens, sums_per_layer, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 

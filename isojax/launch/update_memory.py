@@ -75,7 +75,7 @@ def update_arrays(s: DeviceSizes) -> UpdateArrays:
     is_reordered = s.shapes.shards > 1
     reordered_rollouts = s.rollout_bytes + s.expert_record_bytes if is_reordered else 0
 
-    joint_forward = s.shapes.joint_forward(s.mesh.sequence > 1)
+    joint_forward = s.shapes.joint_forward(positions_split=s.mesh.sequence > 1)
     prefix_kv_values = 0 if joint_forward else s.prefill_tokens * s.kv_values  # of all layers
 
     # Each policy has its states twice: after responses' own tokens, and with those of prompts
@@ -115,7 +115,7 @@ def update_bytes(s: DeviceSizes) -> int:
     # waits. Without attention kernels XLA still holds all hidden states, which nothing reads any
     # more; with them, as on TPUs, their gradient alone. Prompts of the same pass go backwards in
     # the same layer.
-    joint_forward = s.shapes.joint_forward(s.mesh.sequence > 1)
+    joint_forward = s.shapes.joint_forward(positions_split=s.mesh.sequence > 1)
     in_layers = microbatch + arrays.hidden_gradient + arrays.table_gradient
     in_layers += arrays.hidden_states if s.holds_scores else 0
     in_layers += arrays.response_backward
@@ -136,9 +136,10 @@ def update_bytes(s: DeviceSizes) -> int:
     # The policy's gradient waits while the critic's is computed.
     waiting_gradient = s.trained_bytes if s.critic_bytes else 0
 
-    # 5. AdamW: parameters and moments are written in place, beside the gradient and the step made
-    # of it.
-    in_optimizer = 2 * s.trained_bytes + arrays.gathered_weights
+    # 5. AdamW: parameters and moments are written in place, so that the gradient and the step made
+    # of it are all that comes to them. What was gathered for products is still held.
+    gradient_and_step = 2 * s.trained_bytes
+    in_optimizer = gradient_and_step + arrays.gathered_weights
 
     return max(waiting_gradient + gradient_peak, in_optimizer)
 
@@ -200,6 +201,7 @@ def _blockwise_logits_bytes(s: DeviceSizes, width: int) -> int:
     saved_logits = s.V if states * s.V <= shapes.MAX_SAVED_LOGITS else 0
 
     floats = states * (block_logits + saved_logits + 2 * s.D)  # 2 D: the state and its gradient
+    # [m block]: of each response, its prompt's logits, among which its first token's is looked up.
     first_token_floats = m * block
     unembedding_gradient = s.compute_bytes * s.table_params
     return FLOAT_BYTES * (floats + first_token_floats) + unembedding_gradient

@@ -204,7 +204,7 @@ class Watchdog:
         """Take note of a line of another watchdog, "KIND ABOUT"; a BEAT needs nothing.
 
         The watchdog of process 0, to which all are connected, passes a failure on to the others
-        here, and a loss in `_end_parent`.
+        here, and a loss in `_end_parent`; so the loss of its own parent comes back to a watchdog.
         """
         if kind == NAME:
             peer.name = about
@@ -304,7 +304,7 @@ def main(arguments: dict[str, Any]) -> None:
     """
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
-    guard_output(is_run=True)
+    guard_output(is_run=True)  # it goes on where nobody reads what it prints any more
     try:
         asyncio.run(Watchdog(**arguments).run())
     except OSError as e:

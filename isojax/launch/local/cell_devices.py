@@ -63,7 +63,8 @@ class CellDevices:
         """The meshes of each set of compiled programs, over devices that no other set has.
 
         There is a set for each cell that runs at a time, or a single one if cells share programs.
-        Of a set's `devices_per_cell` devices, training takes the first.
+        Of a set's `devices_per_cell` devices, training takes the first: a mesh is made of as many
+        as it needs, from the beginning of a list.
         """
         num_sets = 1 if self.shares_programs else self.concurrent_cells
         meshes = []
@@ -106,7 +107,9 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
                     "for the other), or leave run.sampler_mesh out."
                 ),
             )
-        sampler_shape = parse_mesh(run.sampler_mesh, len(devices), mesh_shape.devices)
+        sampler_shape = parse_mesh(
+            run.sampler_mesh, len(devices), devices_in_use=mesh_shape.devices
+        )
 
     if is_multiprocess:
         sampler_devices = sampler_shape.devices if sampler_shape else 0
@@ -191,14 +194,17 @@ def forecast_sweep(
         for device in cell_devices.devices[:num_used]
         if device.process_index == jax.process_index()
     ]
-    matmul_rows = (s.shapes.slots, s.microbatch_tokens)
-    compute_type = budget.cell.precision.compute
+    matmul_rows = (s.shapes.slots, s.microbatch_tokens)  # of a decoding step, of an update
 
     cache_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
     try:
         decode_flops, update_flops, bandwidth = measure_rates(
-            used_here, matmul_rows, s.D, s.mlp_width, compute_type
+            used_here,
+            matmul_rows,
+            width=s.D,
+            columns=s.mlp_width,
+            dtype=budget.cell.precision.compute,
         )
     finally:
         jax.config.update("jax_enable_compilation_cache", cache_enabled)

@@ -63,7 +63,9 @@ class AbstractTask:
     """
 
     vocab: int
-    stops: StopConditions = field(default_factory=lambda: StopConditions((0,), None))
+    stops: StopConditions = field(
+        default_factory=lambda: StopConditions(tokens=(0,), transitions=None)
+    )
     on_device: ClassVar[bool] = False
 
 
@@ -127,6 +129,7 @@ def build_abstract_programs(
     synchronous_cell = cell.with_settings(rl={"max_staleness": None})
     programs = SweepPrograms(synchronous_cell, sweep, pairs, mesh, task)
     rollouts: Any = programs.rollout_programs
+    # Their arguments: a batch, and what else an update reads, such as a table of so many problems.
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
     return {
         name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()
@@ -185,6 +188,7 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
             )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
 
+    # A config with a vocabulary has the model's whole shape: no checkpoint is needed for it.
     model = config.cell.model
     if model.path and model.vocab and not os.path.isdir(model.path):
         console.print(
@@ -404,7 +408,7 @@ def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: i
         f"GiB of a device, of {_format_gib(device_memory)}",
         ("program", "the program alone", "in a run", "planned", ""),
         rows,
-        text_columns=1,
+        text_columns=1,  # the first column and the last are texts, the others numbers
         last_is_text=True,
     )
 
@@ -432,5 +436,7 @@ def _planning_task(config: Config) -> Any:
                 "cell.model.vocab."
             ),
         )
+    # One token ends a response, and there is no stop string; but the host may reply to the policy.
     host_replies = find_reply(config.cell.task) is not None
-    return AbstractTask(vocab, StopConditions((0,), None, host_replies=host_replies))
+    stops = StopConditions(tokens=(0,), transitions=None, host_replies=host_replies)
+    return AbstractTask(vocab, stops)

@@ -33,11 +33,12 @@ def compile_here(setup: SweepSetup) -> None:
         cell = config.cell.with_settings(rl={"max_staleness": None})
         programs = SweepPrograms(cell, config.sweep, budget.pairs, programs.mesh, setup.task)
     rollouts: Any = programs.rollout_programs
+    # By name, each with the shapes of its arguments, such as a table of so many problems.
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
 
     console.print(f"compiling with {format_sizes(config.sweep)}")
     memory = budget.estimate(config.sweep)
-    needed = {}
+    needed = {}  # by program, bytes of a device while it runs: its own, and what a run holds then
     for name, (program, arguments) in main_programs.items():
         try:
             of_program = program_bytes(program.jitted, arguments, budget.backend)
@@ -47,8 +48,8 @@ def compile_here(setup: SweepSetup) -> None:
 
     console.print(usage_table(needed, memory, budget.device_memory))
     if max(needed.values()) > budget.device_memory:
-        # More of a CPU's devices, which share its memory, are no help.
-        # Up to eight times as many devices are suggested.
+        # Twice, four or eight times as many devices are suggested; more of a CPU's, which share its
+        # memory, are no help.
         doublings = range(1, 4) if budget.backend != "cpu" else ()
         counts = [budget.mesh.devices << k for k in doublings]
         larger_meshes = [(f"{count} such devices", count) for count in counts]

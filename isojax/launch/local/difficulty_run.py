@@ -94,8 +94,8 @@ def label_difficulty(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
             )
 
-        # A function (file name, problems, attempts) that samples and returns the problems labelled.
         labels = Labels(config, task, folder, engine)
+        # A function (file name, problems, attempts) that samples and returns the problems labelled.
         if server is None:
             label_subset = labels.by_model(on_progress)
         else:
@@ -193,8 +193,9 @@ def _labelled_already(
 
     engine: what `name_engine` returns; None where isojax would sample.
     """
+    # Such as {"task": ..., "attempts": 16, "engine": ...}; {} where isojax has not written them.
     stored = read_label_settings(splits_folder)
-    differences = []
+    differences: list[str] = []  # each such as "cell.sampling.top_p = 1.0 (now 0.95)"
     if stored:
         differences += label_differences(stored, cell)
         differences += engine_difference(stored, engine)
@@ -228,9 +229,9 @@ def _read_problems(cell: CellConfig, task: Task, folder: Path) -> list[Problem]:
     cannot be graded are a warning, so that a call can go on.
     """
     candidates = task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))
-    fitting = drop_long_prompts(cell, task, candidates, "problems")
+    fitting = drop_long_prompts(cell, task, candidates, description="problems")
     problems = fitting.problems
-    for note in fitting.notes:
+    for note in fitting.notes:  # how many were dropped
         warn(note)
     if not is_on_device(task):
         check_references(cell, task, [problems], refuse=not (folder / LABELS_FILE).exists())
@@ -287,7 +288,7 @@ class Labels:
         programs = SweepPrograms(cell, sweep, [(problems, rollouts)], mesh, self.task)
 
         # Its folder and problems are not used to load parameters.
-        model_only = BasePolicy(self.folder, cell.model, [], [], {})
+        model_only = BasePolicy(self.folder, cell.model, training=[], validation=[], extra_sets={})
         base_params = model_only.load_params(programs.decoder.base, programs.mesh)
         params = programs.initial_params(base_params)
         checkpoint = fingerprint(Path(str(cell.model.path)))
@@ -316,7 +317,8 @@ class Labels:
         params: the policy's parameters; {} where a server has them. checkpoint: the fingerprint of
         the model's files, by which labels of another model are recognized.
         """
-        programs.labeller.on_counts = self.samples.add
+        programs.labeller.on_counts = self.samples.add  # called with each batch that is labelled
+        # It names what labels depend on: those of another key are refused, not used.
         label_key = compute_label_key(self.config.cell, checkpoint, self.problems, self.engine)
 
         def label_subset(file_name: str, subset: list[Problem], attempts: int) -> list[Problem]:

@@ -94,8 +94,9 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
     address = process_group.coordinator or coordinator_address()
     host = address.rpartition(":")[0].strip("[]")  # of process 0
 
-    # Each process says in which network it is ("" where that is not known), and as which address it
-    # sees that host. Both lists are in the order of the processes.
+    # Each process says in which network it is ("" where that is not known; those with the same one
+    # are on one machine), and as which address it sees that host. Both lists are in the order of
+    # the processes.
     networks = multiprocess.allgather(network_id(), str)
     addresses = multiprocess.allgather(_resolve(host), str)
 

@@ -46,7 +46,7 @@ class LabelSamples:
         """Append newly labelled problems, up to SHOWN_PROBLEMS of each part.
 
         problems: Q of them, not labelled yet. counts: of these Q problems in the same order, with
-        rewards f32[Q attempts] and samples of each problem.
+        rewards f32[Q attempts], their sums over attempts, and each problem's first few responses.
         """
         attempts = counts.rewards.shape[1]
         labelled = [
@@ -55,7 +55,7 @@ class LabelSamples:
         ]
         prompts = prompt_texts(self._task, problems)
         beginning = shared_beginning(prompts)
-        # What all prompts begin with is written once, at the head of a new file.
+        # What all prompts begin with is written once, at the head of a new file; "" if nothing.
         texts = [] if self._shown else [describe_beginning(beginning)]
 
         for problem, prompt, samples in zip(labelled, prompts, counts.samples, strict=True):
@@ -94,6 +94,7 @@ class LabelSamples:
             if details:
                 verdict = f"{verdict} ({details})"
             lines.append(f"        response {number} of {problem.attempts}, {verdict}:\n")
+            # The response, with «» around what the policy did not draw.
             lines.append(f"{indent(mark_context(self._task, sample.tokens), 12)}\n")
         return "".join(lines)
 

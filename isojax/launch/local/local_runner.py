@@ -152,7 +152,8 @@ def _run_cells(setup: SweepSetup) -> None:
         # It decides on each round by what is recorded and by `failures`, to which this loop adds.
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
-            # Process 0 chooses for all; an empty list ends the sweep.
+            # Process 0 chooses for all, and sends them a list of this type; an empty one ends the
+            # sweep.
             while targets := multiprocess.run_on_primary(
                 lambda: next(rounds, []), list[CellTarget]
             ):
@@ -292,6 +293,7 @@ def _run_to_target(
     if is_finished(config, folder, ledger):
         return
 
+    # Copies checkpoints to the URL of the sweep; None where it is in a folder.
     start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
     with (
         cell_loggers(ledger, cell, config) if ledger else nullcontext(),

@@ -54,6 +54,7 @@ def export_cell(
     decoder = Decoder(model)
     silence_libtpu()
     device = jax.local_devices()[0]
+    # Shapes of what a checkpoint holds: all parameters, or with LoRA the adapters alone.
     template = shapes_with_shardings(
         decoder.trained(decoder.shapes()), SingleDeviceSharding(device)
     )
@@ -76,7 +77,8 @@ def export_cell(
     if model.lora is not None:
         mesh = make_mesh(MeshShape(), [device])
         base_params = hf_load.load(base_path, model, decoder.base, mesh)
-        params = merge_adapters(policy_params(params, base_params), model.lora)
+        with_adapters = policy_params(params, base_params)
+        params = merge_adapters(with_adapters, model.lora)
     write = hf_export.save
     if kind.is_gguf:  # its package is optional
         write = importlib.import_module("isojax.models.hf.gguf_export").write_gguf
@@ -115,10 +117,10 @@ def _resolve_base_model(
     """The run's model and the folder of the checkpoint that it began with, which gives its shape.
 
     base_folder: where that checkpoint is now; None: where the config says. InputError where it is
-    not there, or where it is not the one whose adapters were trained.
+    not there, where it is not the one whose adapters were trained, or for a model of isojax's own.
     """
     model = config.cell.model
-    hf_export.architecture_of(model)
+    hf_export.architecture_of(model)  # InputError for a family that no other program could load
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})
 
@@ -127,6 +129,7 @@ def _resolve_base_model(
         base_policy_folder = _sweep_folder(cell_folder) / BASE_FOLDER
         if model.lora is not None and model.path is not None and base_policy_folder.is_dir():
             cell_config = config.cell.model_copy(update={"model": model})
+            # For its InputError alone: of another checkpoint than the run began with.
             load_base_policy(base_policy_folder, cell_config, fingerprint(Path(model.path)))
     except InputError as e:
         raise e.with_fix("Where the run's base model has moved, give its --base FOLDER.") from e

@@ -98,7 +98,7 @@ def open_task(config: Config) -> Iterator[Task]:
     """The task of `cell.task`, with its verifier running; both end with the context.
 
     A task on the device has no verifier. config: of `resolve_config`. InputError where the model
-    does not fit the task.
+    does not fit the task, or a text task lacks a setting that it needs.
     """
     task = build_task(config.cell, config.run.verifier_workers)
     model = config.cell.model
@@ -118,6 +118,7 @@ def open_task(config: Config) -> Iterator[Task]:
         yield task
         return
 
+    # The lengths of prompts and responses, whose defaults suit no text; the error suggests values.
     require_settings(config.cell, task, count_parameters, *LENGTHS)
     try:
         task.start_verifier()
@@ -171,6 +172,7 @@ class SweepSetup:
         if is_primary and is_new_run:
             store_date(self.config.cell, base_folder)
 
+        # Another sweep's base policy and labels, which are copied where its settings are equal.
         base_from = self.config.run.base_from
         source = Path(base_from) / BASE_FOLDER if base_from else None
         first_programs = self.programs[0]
@@ -208,8 +210,9 @@ def open_sweep(
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
+    # What process 0 refuses, all refuse; None is the type of what it returns.
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers), None)
-    update_hooks.load_hook(config.run.on_update)
+    update_hooks.load_hook(config.run.on_update)  # for its InputError, where there is none
     check_engine(config, len(cells))
 
     cell_devices = assign_devices(config, len(cells))

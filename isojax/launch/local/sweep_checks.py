@@ -74,8 +74,10 @@ def check_problems(
     cell = config.cell
     data = cell.data
     if not is_on_device(task):
+        # Its default suits no language model; the error suggests one for the model's size.
         require_settings(cell, task, count_parameters, LEARNING_RATE)
 
+    # problem_sets: a list of problems for each of training, validation and extra evaluations.
     try:
         selection = select_problems(cell, task)
     except LabelsNeeded as e:
@@ -96,7 +98,7 @@ def check_problems(
         if not is_on_device(task):
             task.check_problems(problems)
         elif problems:
-            tokenize(task, cell.sampling, problems)
+            tokenize(task, cell.sampling, problems)  # for its InputError: one does not fit
 
 
 def check_text_settings(cell: CellConfig, folder: Path) -> None:

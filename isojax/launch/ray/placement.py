@@ -75,6 +75,7 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         return _gpu_group(config, group, max_gpus)
 
     has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
+    # All else is left at its default.
     asks_for_nothing = group == ProcessGroupConfig(retries=group.retries)
     if has_tpus and asks_for_nothing:
         raise InputError(
@@ -200,6 +201,7 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     try:
         # Ray calls a v5e v5litepod.
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
+        # The hosts of all slices together, and what each has, such as {"TPU": 4}.
         num_hosts, resources = tpu.get_tpu_worker_resources(
             topology=topology, accelerator_type=version, num_slices=group.slices
         )

@@ -134,6 +134,7 @@ def connect_ray(address: str) -> Iterator[Any]:
         os.environ[AUTH_MODE] = "token"
         os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
 
+    # InputError, of "--ray", says that isojax[ray] is to be installed for the module ray.
     ray = import_extra("ray", "--ray", "ray")
     init_options: dict[str, Any] = {
         "logging_level": "ERROR",

@@ -214,6 +214,7 @@ class RayProcessGroup:
         first_address: IP address of the node of process 0.
         """
         env_vars = {}
+        # glibc reads it when a process starts: whether memory comes in large pages.
         if TUNABLES_VARIABLE in os.environ:
             env_vars[TUNABLES_VARIABLE] = os.environ[TUNABLES_VARIABLE]
 

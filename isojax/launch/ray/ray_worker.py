@@ -50,6 +50,7 @@ def prepare_sweep(
     refused.
     """
     registry.set_plugin_folders(config.run.plugin_folders)
+    # For a sweep at a URL, a folder of this machine that stands for it; else nothing.
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
         if not is_url(config.run.dir):
@@ -109,7 +110,7 @@ def train_target(
     """Train a cell up to its target; the errors are those that RayActor.train names."""
     cell = target.cell
     cell_folder = setup.folder / "cells" / cell.name
-    refresh(setup.folder, cell.name)
+    refresh(setup.folder, cell.name)  # of a sweep at a URL: what another node has trained of it
 
     with ExitStack() as stack:
         if multiprocess.is_primary():

@@ -63,11 +63,13 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
     assert isinstance(programs.rollout_programs, AsyncPrograms)
     sampler = programs.rollout_programs.sampler
     decoder = programs.decoder
+    # Shapes and shardings of the policy's parameters, as the processes that train send them.
     params = shapes_with_shardings(
         jax.eval_shape(decoder.cast_params, decoder.shapes()), sampler.param_shardings
     )
     sampler.compile(params)
-    return lambda: sample_jobs(sampler, role, params, not is_on_device(task))
+    # is_graded: the processes that train grade responses, as a text task's verifier is there.
+    return lambda: sample_jobs(sampler, role, params, is_graded=not is_on_device(task))
 
 
 def _sample_or_end(sample: Callable[[], None]) -> None:

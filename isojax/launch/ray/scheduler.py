@@ -186,6 +186,8 @@ class RayScheduler:
         SIGTERM or Ctrl-C; RunFailed where no process group can begin; InputError where the sweep is
         refused; DeadStart where no cell can learn.
         """
+        # Processes look for it in the sweep's folder. Both folders have to be writable, which is
+        # seen here before any process starts.
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         try:
@@ -273,8 +275,8 @@ class RayScheduler:
             raise RunFailed(f"{problem}; what is recorded goes on by --resume.")
 
         # The first group makes the base policy; another one would make it again.
-        makes_base_policy = not self.any_group_ready and bool(self._groups())
-        if not self.cell_queue.waiting or makes_base_policy:
+        is_base_policy_under_way = not self.any_group_ready and bool(self._groups())
+        if not self.cell_queue.waiting or is_base_policy_under_way:
             return
 
         usable_slots = [
