@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from typing_extensions import TypeIs
 
-from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
+from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig, VerifierConfig
 from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -541,7 +541,9 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
 
+    has_own_verifier = cell.verifier.use != VerifierConfig().use
     for key, value in (
+        ("verifier.use", cell.verifier.use if has_own_verifier else None),
         ("reward.weights", cell.reward.weights),
         ("sampling.interrupt", cell.sampling.interrupt),
     ):

@@ -502,6 +502,12 @@ def test_a_task_without_text_cannot_be_interrupted() -> None:
         build_task(cell)
 
 
+def test_a_task_without_text_has_no_verifier_of_ones_own() -> None:
+    cell = CellConfig(task="solvers", verifier=VerifierConfig(use="function:rewards.py:reward"))
+    with refused(where="cell.verifier.use"):
+        build_task(cell)
+
+
 PREFILLED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
