@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from isojax.core.yaml_files import first_line, flatten
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 BLOCK_BYTES = 2**20  # of a text file, read at a time
+_KEY_END = re.compile(r'"\s*:')  # of a key of JSON: its quotation mark, and the colon behind it
 
 OtherBytes = Literal["strict", "replace"]  # what becomes of bytes that are no UTF-8
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
@@ -237,7 +239,7 @@ def _reject_repeated_keys(text: str, value: dict[str, Any], location: str) -> No
     """
     # Most rows have each key once, and no object within: they need no second reading. (A text that
     # holds `":` only makes it needed.)
-    if text.count('":') == len(value):
+    if len(_KEY_END.findall(text)) == len(value):
         return
 
     # Called with the keys and values of each object, the innermost first; captures `location`.

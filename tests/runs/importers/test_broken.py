@@ -249,6 +249,7 @@ def test_settings_that_stand_only_in_the_first_row_of_each_run(logged):
         '{"step": 2, "reward": 0.1, "n": 4, "reward": 0.99}',
         '{"step": 2, "val": {"acc": 0.1, "acc": 0.2}, "n": 4}',
         '{"step" : 2, "step" : 3, "reward": 0.1, "n": 4}',
+        '{"step": 2, "step" : 3, "reward": 0.1, "n": 4}',
     ],
 )
 def test_a_key_with_two_values_in_a_line_is_refused(logged, line):
