@@ -100,6 +100,8 @@ def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTo
             found=f"model_max_length is a {received}",
             expected="a number",
         )
+    # Without tokenizer.json, transformers has rebuilt the tokenizer from a sentencepiece file, or
+    # read one of another kind, such as vocab.json, of which nothing is checked.
     if not has_tokenizer_json:
         _check_sentencepiece(folder, tokenizer)
     return tokenizer

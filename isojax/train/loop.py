@@ -359,6 +359,7 @@ class CellTrainer:
         """
         assert self.hook is not None and isinstance(batch.inputs, RolloutBatch)
         cell = self.opened.problems.cell
+        # Rollouts are split over the processes' devices; problems and rewards are whole on each.
         rollouts = batch.inputs.rollouts
         rewards = batch.inputs.rewards
         if multiprocess.is_multiprocess():
@@ -381,6 +382,8 @@ class CellTrainer:
             rewards=layout.in_order(rewards),
             metrics=values(metrics),
             batch=batch.inputs,
+            # A response's ids -> its text, in which what the policy has not written, such as a
+            # tool's replies, is marked.
             decode=partial(mark_context, self.programs.task),
         )
         call_hook(self.hook, report)

@@ -282,6 +282,7 @@ class AsyncRollouts(RolloutSource):
 
         key_data = pending.selected.key_data
         batch = RolloutBatch(problems, rollouts, rewards, B_p=B_p, n=n, key_data=key_data)
+        # f32[B_p]; None unless the order of problems leaves out solved ones, which alone reads it.
         reward_sums = sum_rewards(rewards, self.layout, self.problems.problem_order)
         return SourcedBatch(batch, pending.problem_index, reward_sums, metrics)
 

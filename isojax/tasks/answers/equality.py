@@ -251,7 +251,9 @@ class Equality:
         as a value and its equation (5 and x = 5), else as sets of real numbers.
 
         `_named_value` gives the value that an equation names, or None; it has several `values`
-        where one is only about equal to the others, of which any may be compared."""
+        where one is only about equal to the others, of which any may be compared: for
+        x = 1/3 ~ 0.33 both. The equation of a response may also name an expression that was asked
+        for, as m + n = 7 does; that of a reference names one variable."""
         if isinstance(reference, Relation) and isinstance(response, Relation):
             if self._same_statements(reference, response):
                 return True

@@ -69,6 +69,9 @@ def find_gloss(sentence: str) -> Gloss | None:
 
         number = value[1] or value[2]
         words = value[3]
+        # Whether both are equal is not asked here: read as an equation, they are compared later.
+        # The words decide whether a remark with a unit is of the same kind: 3 hours after 180
+        # minutes.
         if _says_a_value(remark, words):
             return Gloss(sentence=before + behind, value=f"{number}{words}", remark=remark)
     return None
