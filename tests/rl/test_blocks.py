@@ -1,0 +1,174 @@
+"""The blocks and microbatches that a gradient is computed in: every rollout is in one, with its own
+prompt, whatever shards and padding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from isojax.core.shapes import SamplerShapes
+from isojax.rl.gradient import (
+    GradientAccumulator,
+    ResponseBatch,
+    ShardBatch,
+    microbatch_buckets,
+)
+from isojax.rl.objective import Microbatch
+from isojax.sampling.batch import ProblemArrays
+from isojax.sampling.layout import Layout
+from tests.device import quick_jit
+
+T, P = 32, 2  # of widths 16 and 32
+CELLS = [(5, 3), (2, 8), (1, 1)]
+
+
+def make_responses(shapes: SamplerShapes, layout: Layout, shard: int) -> ResponseBatch:
+    """A shard's rows, arrays [1 rows ...]: what the objective reads is the rollout's number, -1 of
+    padding; the tokens that count end anywhere, also before the first."""
+    rows = shapes.buffer_rows
+    rng = np.random.default_rng([shard, rows, int(layout.B)])
+    lengths = rng.integers(0, T + 1, (1, rows))
+    mask = (np.arange(T) < lengths[..., None]) & (rng.random((1, rows, T)) < 0.8)
+    number = np.where(np.arange(rows) < layout.rollouts_per_shard, np.arange(rows), -1)
+    rollout = np.where(number >= 0, layout.rollout_at(shard, number), -1)
+    rollout = np.where(rollout < layout.B, rollout, -1)[None]
+    tokens = np.broadcast_to(rollout[..., None], (1, rows, T))
+    prompt_experts = np.broadcast_to(rollout[..., None, None, None], (1, rows, P, 1, 1))
+    parts = (jnp.asarray(x) for x in (tokens, mask, rollout, prompt_experts))
+    return ResponseBatch(*parts)
+
+
+def length_of(mask: np.ndarray) -> int:
+    """Up to the last token that counts."""
+    return max((t + 1 for t in range(T) if mask[t]), default=0)
+
+
+@pytest.mark.parametrize(("shards", "g", "m"), [(1, 2, 4), (3, 2, 3), (2, 3, 16)])
+@pytest.mark.parametrize(("B_p", "n"), CELLS)
+def test_each_rollout_is_in_one_microbatch_with_its_prompt(
+    shards: int, g: int, m: int, B_p: int, n: int
+) -> None:
+    shapes = SamplerShapes(CELLS, shards, 4, m, P, T, prefill_batch=g)
+    objective: Any = None
+    accumulator = GradientAccumulator(objective, shapes)
+    layout = Layout(B_p, n, shards)
+    number = np.arange(shapes.problem_rows, dtype=np.int32)
+    problems = ProblemArrays(
+        jnp.stack([100 + number, 200 + number], 1), jnp.asarray(number + 1), number, number
+    )
+
+    owned = [
+        range(B_p * n)[s * layout.rollouts_per_shard :][: layout.rollouts_per_shard]
+        for s in range(shards)
+    ]
+    groups_of = [sorted({r // n for r in of_shard}) for of_shard in owned]
+    num_blocks = max(-(-len(groups) // g) for groups in groups_of)
+
+    def rollouts_of_block(shard: int, index: int) -> list[int]:
+        groups = groups_of[shard][index * g : (index + 1) * g]
+        return [r for r in owned[shard] if r // n in groups]
+
+    for shard in range(shards):
+        responses = make_responses(shapes, layout, shard)
+        batch = accumulator.shard_batch(responses, jnp.array([shard]), jnp.int32(B_p), jnp.int32(n))
+        masks = {
+            int(r): x
+            for r, x in zip(
+                responses.objective_inputs[0], np.asarray(responses.mask[0]), strict=True
+            )
+        }
+        assert int(accumulator.num_blocks(batch)) == num_blocks
+        for index in range(num_blocks):
+            block = accumulator.block(batch, jnp.int32(index))
+            expected = rollouts_of_block(shard, index)
+            most = max(-(-len(rollouts_of_block(s, index)) // m) for s in range(shards))
+            assert int(block.num_microbatches) == most
+            lengths = [length_of(masks[r]) for r in expected]
+
+            prompts = accumulator.block_prompts(problems, batch, block)
+            first_group = int(block.first_group)
+            if expected:
+                assert first_group == groups_of[shard][index * g]
+            assert prompts.prompts[:, 0].tolist() == [100 + first_group + i for i in range(g)]
+            assert prompts.lengths.tolist() == [first_group + i + 1 for i in range(g)]
+            continuing = np.asarray(accumulator.continues(batch, block))
+            of_rows = np.asarray(batch.responses.objective_inputs)
+            for i in range(g):
+                of_prompt = [
+                    r for r in expected if r // n == first_group + i and length_of(masks[r])
+                ]
+                assert sorted(of_rows[continuing[i]].tolist()) == of_prompt
+                if of_prompt:
+                    assert int(prompts.experts[i, 0, 0, 0]) in of_prompt
+
+            found: list[int] = []
+            for i in range(most):
+                microbatch = accumulator.take_microbatch(batch, block, i)
+                group, entry = np.asarray(microbatch.group), np.asarray(microbatch.prefix_entry)
+                assert ((entry >= 0) & (entry < g) & (group == first_group + entry)).all()
+                assert microbatch.experts is None
+                for row in np.flatnonzero(np.asarray(microbatch.mask).any(-1)):
+                    rollout = int(microbatch.objective_inputs[row])
+                    assert group[row] == rollout // n
+                    assert (np.asarray(microbatch.mask[row]) == masks[rollout]).all()
+                    assert (microbatch.tokens[row] == rollout).all()
+                    found.append(rollout)
+            assert Counter(found) == Counter(r for r in expected if masks[r].any())
+            found_lengths = [length_of(masks[r]) for r in found]
+            assert found_lengths == sorted(found_lengths, reverse=True)
+
+            if shards == 1:
+                widths = accumulator.bucket_widths
+                buckets = microbatch_buckets(batch.lengths, block, shapes, widths).tolist()
+                by_length = sorted(lengths, reverse=True)
+                longest = [
+                    by_length[i * m] if i * m < len(by_length) else 0 for i in range(len(buckets))
+                ]
+                assert [widths[b] for b in buckets] == [16 if k <= 16 else 32 for k in longest]
+                assert len(buckets) == -(-shapes.buffer_rows // m)
+
+
+class Counting(GradientAccumulator):
+    """Counts what the microbatches hold, in the place of their gradients."""
+
+    def add_microbatch(
+        self, refs: Any, inputs: Any, prefix: Any, base_prefix: Any, microbatch: Microbatch
+    ) -> Any:
+        count = microbatch.mask.sum().astype(jnp.float32)
+        return {"tokens": count, "columns": jnp.float32(microbatch.mask.shape[1]), "most": count}
+
+
+def test_each_microbatch_is_as_wide_as_its_longest_response() -> None:
+    """16 or 32 tokens: 15 rollouts of 5 problems, in blocks of two problems and microbatches of
+    two."""
+    shapes = SamplerShapes([(5, 3)], 1, 4, 2, P, T, prefill_batch=2)
+    objective: Any = SimpleNamespace(
+        metric_reductions={"tokens": "total", "columns": "total", "most": "max"}, routers=None
+    )
+    accumulator = Counting(objective, shapes)
+    lengths = np.resize([1, 16, 3, 17, 32, 20, 5, 16, 16, 2, 1, 9, 18, 1, 16], shapes.buffer_rows)
+    mask = jnp.asarray(np.arange(T) < lengths[:, None])[None]
+    rows = jnp.zeros((1, shapes.buffer_rows), jnp.int32)
+    responses = ResponseBatch(mask.astype(jnp.int32), mask, rows)
+    batch = accumulator.shard_batch(responses, jnp.array([0]), jnp.int32(5), jnp.int32(3))
+    inputs: Any = None
+
+    @quick_jit
+    def sums_of(batch: ShardBatch, index: Any) -> Any:
+        block = accumulator.block(batch, index)
+        zeros = accumulator.zero_sums()
+        return accumulator.add_responses(zeros, (), inputs, inputs, None, batch, block)
+
+    for index in range(3):
+        of_block = sorted(lengths[:15][6 * index : 6 * index + 6].tolist(), reverse=True)
+        pairs = [of_block[i : i + 2] for i in range(0, len(of_block), 2)]
+        assert {name: float(x) for name, x in sums_of(batch, jnp.int32(index)).items()} == {
+            "tokens": sum(of_block),
+            "columns": sum(16 if pair[0] <= 16 else 32 for pair in pairs),
+            "most": max(map(sum, pairs)),
+        }
