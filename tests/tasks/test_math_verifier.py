@@ -584,6 +584,7 @@ def test_units_in_text_without_spaces(check: Check) -> None:
         ("42", r"\boxed{42_8}", False),
         ("34", r"\boxed{42_8}", False),
         (r"\frac{1}{3}", "0.333...", True),
+        (r"\frac{1}{3}", "$0.333...$", True),
         (r"\frac{1}{3}", "The answer is 0.333...", True),
         (r"\frac{1}{3}", "0.334...", False),
         (r"\frac{1}{3}", "0.333.", False),

@@ -100,19 +100,24 @@ def normalize_answer(text: str) -> str:
     text = _FRACTION_STYLE.sub(r"\\frac", text).replace("\\%", "%")
     text = text.strip()
 
-    # The full stop, which is not the last dot of 0.333..., and dollars around the answer.
-    has_digits_without_end = text.endswith("...") or _ENDS_IN_TWO_DOTS.search(text)
-    text = without_emphasis(text if has_digits_without_end else text.removesuffix("."))
+    # The full stop, and dollars around the answer.
+    text = without_emphasis(_without_full_stop(text))
     for _ in range(MAX_DOLLARS):
         inline_math = INLINE_MATH.fullmatch(text)
         if inline_math is None:
             break
         formula = next(group for group in inline_math.groups() if group is not None)
-        text = formula.strip().removesuffix(".")
+        text = _without_full_stop(formula.strip())
 
     # "2k\pi (k \in \mathbb{Z})" becomes "2k\pi, k \in \mathbb{Z}".
     text = _CONDITION_IN_BRACKETS.sub(r", \1", text) if "\\in" in text else text
     return without_ordinal(text.strip())
+
+
+def _without_full_stop(text: str) -> str:
+    """The text without a full stop at its end, which is not the last dot of 0.333..."""
+    has_digits_without_end = text.endswith("...") or _ENDS_IN_TWO_DOTS.search(text)
+    return text if has_digits_without_end else text.removesuffix(".")
 
 
 def without_emphasis(text: str) -> str:
