@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.rl.advantages import RewardedBatch, zero_variance
+from isojax.rl.advantages import EPS, RewardedBatch, zero_variance
 from isojax.rl.advantages.batch import batch_standardized
 from isojax.rl.advantages.group import group as group_plugin
+from isojax.rl.advantages.whiten import whiten
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.recipe_checks import check_plugins
 from tests.refusals import refused
@@ -81,6 +82,31 @@ def test_a_group_of_one_has_no_advantage() -> None:
     got, zero_variance = run([1.0, 0.0, 1.0], 1)
     assert got.tolist() == [0, 0, 0]
     assert zero_variance == 1
+
+
+def test_rewards_that_are_nearly_equal() -> None:
+    """Two that are 1e-6 apart differ: +-.5e-6 over their standard deviation .5e-6 sqrt 2, to which
+    1e-6 is added, make +-.5 / (sqrt .5 + 1). Nearer ones are equal."""
+    rows = jnp.arange(2)
+    inputs = RewardedBatch(
+        jnp.array([0, EPS]), jnp.ones_like(rows), rows * 0, rows >= 0, jnp.int32(2), GROUPS
+    )
+    size = 0.5 / (0.5**0.5 + 1)
+    for estimator in (group_plugin, batch_standardized):
+        np.testing.assert_allclose(estimator(inputs), [-size, size], rtol=1e-4)
+        nearer = inputs._replace(rewards=jnp.array([0, 0.9 * EPS]))
+        assert estimator(nearer).tolist() == [0, 0]
+
+
+def test_whitened_rewards_that_are_all_equal_are_0() -> None:
+    """And of rewards 0 and 1, of one token each, the standard deviation is sqrt .5."""
+    rows = jnp.arange(3)
+    inputs = RewardedBatch(
+        jnp.array([0.5, 0.5, 9]), jnp.ones_like(rows), rows * 0, rows < 2, jnp.int32(2), GROUPS
+    )
+    assert whiten(inputs).tolist() == [0, 0, 0]
+    differing = inputs._replace(rewards=jnp.array([0.0, 1, 9]))
+    np.testing.assert_allclose(whiten(differing), [-(0.5**0.5), 0.5**0.5, 0], rtol=1e-5)
 
 
 def test_padding_rows_belong_to_no_group() -> None:

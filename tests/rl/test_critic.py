@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,7 +87,8 @@ class FixedValues(CriticObjective):
 def test_the_clipped_loss_equals_verl() -> None:
     """Values that moved less and more than the clip since the rollouts; a mean over tokens."""
     now, before, returns = (
-        padded(GIVEN[name]) for name in ("values_now", "values", "token_advantages")
+        padded(GIVEN[name], fill)
+        for name, fill in (("values_now", 50.0), ("values", 50.0), ("token_advantages", -9.0))
     )
     moved = np.abs(now - before)[MASK]
     assert (moved > NUMBERS["value_clip"]).sum() >= 10
@@ -106,3 +108,29 @@ def test_the_clipped_loss_equals_verl() -> None:
     assert float(value) == pytest.approx(wanted["loss"], rel=1e-6)
     assert float(metrics["loss"]) == pytest.approx(wanted["loss"], rel=1e-6)
     np.testing.assert_allclose(slope, padded(wanted["gradient"], 0), rtol=1e-5, atol=1e-8)
+    kept = np.clip(now, before - NUMBERS["value_clip"], before + NUMBERS["value_clip"])
+    is_clipped = (kept - returns) ** 2 > (now - returns) ** 2
+    sums = {"error": (now - returns) ** 2, "value": now, "clip_fraction": is_clipped}
+    for name, of_tokens in sums.items():
+        assert float(metrics[name]) == pytest.approx(of_tokens[MASK].sum(), rel=1e-5), name
+
+
+def test_responses_of_several_shards_are_estimated_alike() -> None:
+    """Arrays [S rows T] as well as [rows T]; with tokens between that the policy did not draw."""
+    rng = np.random.default_rng(3)
+    rewards, values = rng.normal(size=6), rng.normal(size=(6, 7))
+    mask = rng.random((6, 7)) < 0.6
+    flat = generalised_advantages(*map(jnp.float32, (rewards, values)), jnp.asarray(mask), 0.9, 0.8)
+    drawn = [values[i][mask[i]] for i in range(6)]
+    pairs = [loops.gae(float(r), v, 0.9, 0.8) for r, v in zip(rewards, drawn, strict=True)]
+    by_shard = generalised_advantages(
+        *(jnp.float32(x).reshape(2, 3, *x.shape[1:]) for x in (rewards, values)),
+        jnp.asarray(mask).reshape(2, 3, 7),
+        0.9,
+        0.8,
+    )
+    for which in (0, 1):
+        expected = np.zeros((6, 7))
+        expected[mask] = np.concatenate([pair[which] for pair in pairs])
+        np.testing.assert_allclose(flat[which], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(by_shard[which].reshape(6, 7), expected, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from isojax.core.config import RLConfig
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.core.shapes import SamplerShapes
+from isojax.rl.advantages import EPS
 from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
 from isojax.rl.recipe_checks import check_algorithm
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
@@ -102,6 +103,16 @@ def test_equal_groups_are_replaced(
     is_equal = [len(set(rewards[i])) == 1 for i in expected_ids]
     assert int(merged.equal_groups) == sum(is_equal)
     np.testing.assert_array_equal(np.asarray(has_equal_rewards(shapes, batch))[:B_p], is_equal)
+
+
+def test_rewards_that_are_nearly_equal() -> None:
+    """1e-6 apart they differ, nearer they do not; rows of padding are of no problem."""
+    shapes = SamplerShapes([(B_p, n)], 1, 8, 4, P, T)
+    near = [[0.5, 0.5, x] for x in (0.5, 0.75, 0.5 + 2e-6)] + [
+        [0.0, 0.0, x] for x in (EPS, 0.9e-6, 0.0)
+    ]
+    is_equal = has_equal_rewards(shapes, make_batch(shapes, 10, near))
+    assert is_equal.tolist() == [True, False, False, False, True, True] + [False] * 4
 
 
 @pytest.mark.parametrize(

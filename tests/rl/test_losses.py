@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ import pytest
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.nouns import Cell
 from isojax.rl import advantages, aggregations, algorithm
+from isojax.rl import objective as objective_module
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.algorithm import loss_metrics
 from isojax.rl.kl_estimators import kl_estimator
@@ -271,6 +273,65 @@ def test_the_other_losses_are_grpos_function() -> None:
         assert loss.load(name).function is grpo
 
 
+@pytest.mark.parametrize(
+    ("name", "stopped"), [("grpo", [0, 0, 1, 1, 0, 0]), ("cispo", [1, 0, 1, 1, 1, 0])]
+)
+def test_which_tokens_a_clip_stops(name: str, stopped: list[int]) -> None:
+    """Ratios 1/2, 1 and 2 with the advantage 1, then 1/2 and 2 with -1, bounds .8 and 1.3. PPO's
+    bound stops a token that has gone its way far enough; CISPO's cuts whatever is outside."""
+    ratios = np.float32([[0.5, 1, 2, 0.5, 2, 9]])
+    advantages = np.float32([[1, 1, 1, -1, -1, 1]])
+    mask = np.arange(6)[None] < 5
+    bound = Clip(np.float32(LOW), np.float32(HIGH))
+    _, metrics = loss.load(name)(np.log(ratios), np.zeros_like(ratios), advantages, mask, bound)
+    assert np.asarray(metrics["clip_fraction"]).tolist() == [stopped]
+
+
+@pytest.mark.parametrize(("bound", "capped", "below"), [(1.0, 0, 0), (0.99, 1, 0), (1.01, 0, 1)])
+def test_an_importance_weight_at_its_bound_stays(bound: float, capped: int, below: int) -> None:
+    """A token that trainer and sampler find as likely, with one bound as both."""
+    settings = RLConfig(tis="token", tis_mode="mask", tis_cap=2, tis_low=0.5)
+    objective = PolicyObjective(DECODER, settings, SamplingConfig(), False)
+    one = jnp.ones((1, 1))
+    inputs = PolicyInputs(-one, one, LossWeights(*[one[0]] * 4))
+    none = jnp.zeros(1, jnp.int32)
+    microbatch = Microbatch(none, one > 0, inputs, none, none)
+    value, metrics = objective.policy_loss(
+        -one, microbatch, coefficients_of(cap=bound, tis_low=bound)
+    )
+    assert (float(metrics["tis_capped"][0, 0]), float(metrics["tis_below"][0, 0])) == (
+        capped,
+        below,
+    )
+    assert float(metrics["tis_weight"][0, 0]) == 1 - capped - below == -float(value[0, 0])
+
+
+def test_what_a_plain_recipe_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base policy, a nucleus, and the entropy's gradient."""
+    plain = PolicyObjective(DECODER, RLConfig(), SamplingConfig(top_p=1.0), False)
+    assert not plain.needs_base
+    for words in ({"kl": 0.1}, {"measure_kl": True}):
+        assert PolicyObjective(DECODER, RLConfig(**words), SamplingConfig(), False).needs_base
+    calls: list[tuple[str, Any]] = []
+    for name in ("token_stats", "nucleus_token_stats"):
+        monkeypatch.setattr(
+            objective_module, name, lambda *x, name=name: calls.append((name, x[-2:])) or (1, 2)
+        )
+    microbatch: Any = SimpleNamespace(
+        tokens=None, objective_inputs=SimpleNamespace(nucleus_mass=None)
+    )
+    hidden: Any = None
+    for entropy_bonus, top_p in ((0.0, 1.0), (0.1, 1.0), (0.1, 0.9)):
+        recipe = RLConfig(entropy=entropy_bonus)
+        objective = PolicyObjective(DECODER, recipe, SamplingConfig(top_p=top_p), False)
+        objective.token_stats(hidden, None, microbatch)
+    assert calls == [
+        ("token_stats", (False, False)),
+        ("token_stats", (True, False)),
+        ("nucleus_token_stats", (1.0, True)),
+    ]
+
+
 @pytest.mark.parametrize("over", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", DISTINCT)
@@ -496,6 +557,8 @@ def test_the_names_that_no_loss_may_take_are_those_of_the_objective() -> None:
         ({"advantage": "gae"}, 4, False),
         ({"tis": "token", "tis_mode": "mask", "tis_cap": 2.0, "tis_low": 1.99}, 4, True),
         ({"tis": "token", "tis_mode": "mask", "tis_cap": 2.0, "tis_low": 2.0}, 4, False),
+        ({"dynamic_sampling": 3}, 2, True),
+        ({"dynamic_sampling": 3, "loss": "reinforce_pp"}, 1, False),
     ],
 )
 def test_recipes_at_the_limits_of_what_is_allowed(

@@ -71,6 +71,23 @@ def test_one_program_serves_every_batch_and_step() -> None:
     assert traced == 1
 
 
+def test_a_gradient_as_small_as_adams_epsilon_takes_half_a_step() -> None:
+    """g / (|g| + 1e-8) with g = +-1e-8, and no step of g = 0; the decay is of what the parameter
+    was."""
+    params = {"w": jnp.array([2.0, 2.0, 2.0])}
+    after, _ = adamw_update(
+        params,
+        ADAM.init(params),
+        {"w": jnp.array([1e-8, -1e-8, 0.0])},
+        grad_norm=jnp.float32(1e-8),
+        max_grad_norm=1.0,
+        lr=jnp.float32(0.5),
+        weight_decay=0.1,
+        skip=jnp.bool_(False),
+    )
+    np.testing.assert_allclose(after["w"], [2 - 0.25 - 0.1, 2 + 0.25 - 0.1, 2 - 0.1], rtol=1e-4)
+
+
 @pytest.mark.parametrize(("decay", "max_norm"), [(0.0, 1e9), (0.1, 1e9), (0.1, 0.5)])
 def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     """Clipping by the global norm, then AdamW, over 5 steps whose gradients straddle the clip; a

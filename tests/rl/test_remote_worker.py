@@ -18,6 +18,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.rl.async_rl.remote_worker import (
     RemoteWorker,
     WeightPart,
+    _overlap,
     next_request,
     place_weights,
     weight_parts,
@@ -46,6 +47,16 @@ def test_weights_arrive_whole(trainer: MeshShape, sampler: MeshShape) -> None:
     jax.tree.map(np.testing.assert_array_equal, placed, params)
     assert jax.tree.map(lambda x: x.sharding, placed) == shardings
     assert not weight_parts(params, shardings, process=1)  # it has none of the sampler's devices
+
+
+def test_parts_that_touch_have_no_element_in_common() -> None:
+    """Of a matrix 4 x 6: two of its quarters, and a row with a column."""
+    quarter, other, row = np.s_[:2, :3], np.s_[:2, 3:], np.s_[1:2, :]
+    below = np.s_[2:, :3]
+    assert not _overlap(quarter, other, (4, 6)) and not _overlap(other, quarter, (4, 6))
+    assert not _overlap(quarter, below, (4, 6)) and not _overlap(below, quarter, (4, 6))
+    assert _overlap(quarter, row, (4, 6)) and _overlap(row, other, (4, 6))
+    assert not _overlap(row, below, (4, 6)) and _overlap(quarter, quarter, (4, 6))
 
 
 def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:

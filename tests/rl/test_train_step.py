@@ -324,6 +324,9 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
         )
         for name in ("tokens", "reward"):  # the same rollouts
             assert float(a.metrics[name].sum) == float(b.metrics[name].sum)
+        for name in ("loss", "entropy", "grad_norm", "response_length"):
+            expected = pytest.approx(float(a.metrics[name].sum), rel=1e-3, abs=1e-5)
+            assert float(b.metrics[name].sum) == expected, name
         for x, y in zip(
             jax.tree.leaves(one.moments.mu), jax.tree.leaves(two.moments.mu), strict=True
         ):
