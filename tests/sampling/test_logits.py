@@ -4,6 +4,8 @@ rollout and the position.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,9 @@ import pytest
 
 from isojax.sampling.logits import (
     NEG_INF,
+    draw_block_size,
+    draw_by_blocks,
+    first_index_above,
     log_probs,
     nucleus,
     renormalize,
@@ -18,6 +23,7 @@ from isojax.sampling.logits import (
     sample_token,
     uniforms,
 )
+from tests.device import quick_jit
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -127,6 +133,7 @@ def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
         ([0.5, 0.2, 0.2, 0.1], 0.6, [1, 1, 1, 0]),
         ([0.5, 0.2, 0.2, 0.1], 0.45, [1, 0, 0, 0]),
         ([1.0, 0.0, 0.0, 0.0], 0.999, [1, 0, 0, 0]),
+        ([1.0, 0.0, 0.0, 0.0], 1.0, [1, 0, 0, 0]),  # whose mass is just enough
     ],
 )
 def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> None:
@@ -159,6 +166,70 @@ def test_draw_by_hand(uniform: float, token: int) -> None:
     got, logp = sample_token(jnp.log(p), jnp.array([uniform], jnp.float32))
     assert int(got[0]) == token
     assert float(logp[0]) == pytest.approx(np.log(p[0, token]), rel=1e-6)
+
+
+def test_rows_of_any_number_of_axes_are_alike() -> None:
+    """[m T V] as the trainer has them, with a nucleus of another mass for each."""
+    logits = jnp.array(shapes_of_distributions()["noise"], jnp.float32)
+    masses = jnp.linspace(0.1, 0.95, 12)
+
+    @quick_jit
+    def all_of(logits: jax.Array, masses: jax.Array) -> list[jax.Array]:
+        log_p = log_probs(logits, 0.7)
+        inside, mass = nucleus(logits, log_p, masses)
+        return [log_p, inside, mass, renormalize(log_p, inside)]
+
+    together = all_of(logits.reshape(4, 3, -1), masses.reshape(4, 3))
+    for one, other in zip(together, all_of(logits, masses), strict=True):
+        np.testing.assert_allclose(one.reshape(other.shape), other, rtol=1e-5)
+
+
+COUNTS = np.array([[0, 4, 0, 3, 0, 0, 0, 0, 1, 0, 8, 0], [16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 6])
+def test_a_draw_by_blocks_is_the_draw_from_all(block_size: int) -> None:
+    """Of probabilities that are sixteenths, whose sums are exact, at their edges too: the j-th
+    sixteenth belongs to the token that the j-th of COUNTS is of. What the sum is makes no
+    difference."""
+    cases = [(row, scale, u) for row in COUNTS for scale in (1.0, 0.5, 4.0) for u in range(32)]
+    p = np.array([row * scale / 16 for row, scale, _ in cases], np.float32)
+    uniform = np.array([u / 32 for _, _, u in cases], np.float32)
+    expected = [np.arange(12).repeat(row)[u // 2] for row, _, u in cases]
+    draw = quick_jit(partial(draw_by_blocks, block_size=block_size))
+    assert draw(p, uniform).tolist() == expected
+
+
+def test_a_draw_of_log_probs_that_do_not_sum_to_one() -> None:
+    """Of 1/4 and 1/4, half of which is the first's."""
+    log_p = jnp.log(jnp.full((3, 2), 0.25))
+    tokens, logps = sample_token(log_p, jnp.array([0.0, 0.49, 0.51]))
+    assert tokens.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(logps, np.log(0.25) * np.ones(3), rtol=1e-6)
+
+
+def test_the_first_index_whose_sum_is_above() -> None:
+    """Sums 0, 1/4, 3/4, 3/4, 1, 1: at a sum the next token begins; the last that may be drawn where
+    none is above."""
+    p = jnp.broadcast_to(jnp.array([0, 0.25, 0.5, 0, 0.25, 0]), (7, 6))
+    mass = jnp.array([0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5])
+    assert first_index_above(p, mass).tolist() == [1, 1, 2, 2, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("V", "size"),
+    [
+        (64, 64),
+        (512, 64),  # eight blocks
+        (4096, 512),
+        (50257, 50257),  # a product of 29 and a larger prime
+        (49152, 512),
+        (151_936, 64),  # 2374 blocks of 64 are shared by two devices; of no other size by more
+        (1030, 103),  # ten blocks, of which two devices have five each; of 206, 5 cannot be halved
+    ],
+)
+def test_blocks_are_shared_by_as_many_devices_as_can_be(V: int, size: int) -> None:
+    assert draw_block_size(V) == size
 
 
 def test_the_last_uniform_never_draws_a_token_without_probability() -> None:

@@ -3,6 +3,8 @@ and a decoder in whose caches a prompt is its first token."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,11 +13,15 @@ import numpy as np
 import pytest
 from jax import lax
 
+from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
+from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch
+from isojax.sampling.engine import DecodeResult, Engine
 from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
+from isojax.tasks.protocol import StopConditions
 from tests.device import quick_jit
 
 T, P = 3, 2
@@ -115,6 +121,8 @@ def follow(step: Any, shapes: SamplerShapes, batch: SamplingBatch, records: bool
     busy = np.zeros(shapes.slots, bool)
     seen: list[int] = []
     keys = np.asarray(all_keys(batch.key, batch.problems.ids))
+    engine: Any = SimpleNamespace(shapes=replace(shapes, shards=1))
+    assert bool(Engine.has_work(engine, batch, state)) == (count > 0)
     for _ in range(20 + 3 * count):
         next_problem = int(state.queue.next_item) // per_problem
         marked = state.slots._replace(token=np.where(busy, 1 + np.arange(len(busy)), -9))
@@ -163,6 +171,8 @@ def follow(step: Any, shapes: SamplerShapes, batch: SamplingBatch, records: bool
         assert not is_free.all(1).any() or queue.next_item >= items.end
 
         busy = slots.row >= 0
+        has_work = Engine.has_work(engine, batch, state)
+        assert bool(has_work) == bool(busy.any())
         if not busy.any():
             break
         ends = busy & (rng.random(len(busy)) < 0.5)
@@ -201,3 +211,70 @@ def test_an_endless_batch_goes_round_its_rings() -> None:
         ring_rows=jnp.int32(12),
     )
     follow(stepper(shapes), shapes, batch, records=True)
+
+
+class CountingEngine(Engine):
+    """A token is no more than one more: a response has as many as its slot's `position` says."""
+
+    def decode_step(
+        self,
+        weights: Any,
+        slots: Slots,
+        cache: Any,
+        first_hidden: Any,
+        done: Any,
+        answers: Any = None,
+        record: Any = None,
+    ) -> DecodeResult:
+        t = slots.t + ~done
+        return DecodeResult(slots._replace(t=t), cache, None, done | (t >= slots.position))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "items_left", "group_left", "shards", "steps"),
+    [
+        # W = 2 slots of a group, R = 4. One slot that could be filled waits for four steps, ...
+        ([1, 9, 9, 9], 0, [1, 0], 1, 4),
+        ([3, 9, 9, 9], 0, [1, 0], 1, 6),
+        # ... two of them for two, and four for one;
+        ([1, 1, 9, 9], 0, [1, 0], 1, 2),
+        ([1, 1, 9, 9], 1, [0, 0], 1, 2),
+        ([1, 1, 9, 1], 0, [1, 1], 1, 2),
+        # a slot for which there is no rollout does not count: a new item needs the whole group.
+        ([1, 9, 9, 9], 1, [0, 0], 1, 8),
+        ([1, 9, 9, 9], 0, [0, 1], 1, 8),
+        ([1, 1, 9, 9], 0, [0, 0], 1, 8),
+        ([1, 3, 9, 9], 1, [0, 0], 1, 4),
+        # Of several shards none ends early, ...
+        ([1, 1, 9, 9], 1, [1, 1], 2, 8),
+        # ... but where all of its slots are done. A free slot is idle from the start.
+        ([1, 2, 3, 2], 0, [0, 0], 1, 3),
+        ([1, 2, 3, 0], 0, [0, 0], 2, 3),
+        ([5, 0, 0, 0], 1, [1, 1], 1, 5),
+        ([0, 0, 0, 0], 0, [0, 0], 1, 0),
+    ],
+)
+def test_a_chunk_ends_where_refilling_is_worth_its_time(
+    lengths: list[int],
+    items_left: int,
+    group_left: list[int],
+    shards: int,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of at most 8 tokens. lengths: of the responses in four slots, 0 of a free slot."""
+    monkeypatch.setattr(engine_module, "CHUNK_TOKENS", 8)
+    shapes = SamplerShapes([(4, 4)], shards, 4, 4, P, 10, slots_per_prefix=2)
+    engine = CountingEngine(None, shapes, SamplingConfig(), StopConditions((), None))  # type: ignore[arg-type]
+    share = Layout(4, 4, 1).shard_slice(jnp.int32(0))
+    batch = SamplingBatch(problems_of(6), share, jnp.int32(4), jax.random.key(0))
+    state = empty_state(shapes, work_items(shapes, batch).end - items_left, False)
+    active = jnp.array(lengths) > 0
+    slots = state.slots._replace(
+        row=jnp.where(active, jnp.arange(4), -1), position=jnp.array(lengths)
+    )
+    queue = state.queue._replace(end_rollout=jnp.array(group_left))
+    chunk = engine._decode_tokens({}, batch, state._replace(slots=slots, queue=queue), None, active)
+    assert int(chunk.steps) == steps
+    assert chunk.slots.t.tolist() == [min(length, steps) for length in lengths]
+    assert chunk.done.tolist() == [length <= steps for length in lengths]

@@ -59,6 +59,9 @@ def test_context_is_written_from_the_next_token_on_if_a_token_fits_after_it() ->
     assert overflow.tolist() == [False, True]
     assert own.tokens[0].tolist() == [~1, ~2, ~3, ~4, ~5, 7]
     assert after.token_ahead().tolist() == [~11, ~11, 7, 7, 7]
+    # a slot that is full, and is to get nothing
+    full, overflow = slots_of([[7] * T], t=[T]).write_ahead(context, jnp.array([0]))
+    assert overflow.tolist() == [False] and full.tokens.tolist() == [[7] * T]
 
 
 def test_a_response_is_interrupted_at_its_length_unless_it_has_ended_its_thinking() -> None:
