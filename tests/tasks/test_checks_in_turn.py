@@ -65,7 +65,8 @@ def make_checker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checker]:
 
 @pytest.mark.parametrize("lost", [0, 5])
 def test_batches_grow_small_at_the_end(make_checker: Callable[..., Checker], lost: int) -> None:
-    """At most 16, and at most a quarter of what waits; what a lost worker did not answer comes again at once, in its order."""
+    """At most 16, and at most a quarter of what waits; what a lost worker did not answer comes
+    again at once, in its order."""
     with make_checker() as checker:
         [worker] = checker._workers
         assert isinstance(worker, Worker)
