@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import refusals
+from tests import answers, refusals
 from tests.compiler import QUICK, flags
 
 # What the Makefile asks for, and the kind of tests that it selects.
@@ -28,6 +28,7 @@ SELECTIONS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     refusals.add_option(parser)
+    answers.add_option(parser)
 
 
 def kinds_of_tests(text: str) -> set[str]:

@@ -1,0 +1,352 @@
+"""What is exactly at a limit: on which side of it each limit of the fits and of their advice is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isojax.core.nouns import Allocation, Cell, EvalPoint, RunRecord
+from isojax.scaling.adaptive import AdaptivePolicy, SweepStep, _SweepModel
+from isojax.scaling.allocate import advice, allocators
+from isojax.scaling.allocate.constraints import AllocationRequest
+from isojax.scaling.allocate.curve_ensemble import RewardForecast, load_ensemble
+from isojax.scaling.allocate.growing_n import NOption, n_to_raise_to
+from isojax.scaling.allocate.quote import quote
+from isojax.scaling.allocate.recommend import (
+    _Comparison,
+    _explain_no_effect,
+    _explain_outcome,
+    _is_noise,
+    recommend,
+)
+from isojax.scaling.checks import fit_flags
+from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
+from isojax.scaling.curves.flat_sweep import can_be_flat
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples
+from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
+from isojax.scaling.learning import _describe_rewards, _tail, find_nothing_learnt_by_run
+from isojax.scaling.result import (
+    CurveDraws,
+    FitDiagnostics,
+    FitResult,
+    ForecastTrial,
+    NStarFit,
+    OverfittedRun,
+    SegmentRow,
+)
+from isojax.scaling.validate import _judge_choice
+from tests.refusals import refused
+from tests.scaling.documents import CONSTANT, SHAPES, document, with_curve
+from tests.scaling.sweeps import run
+
+REQUEST = AllocationRequest(C=1e5, B_max=None, fix={}, epsilon=0.005, extrapolate=False)
+TWO_N = {cell: shape for cell, shape in SHAPES.items() if cell[1] < 64}
+
+
+def updated(fit: FitResult, **fields: Any) -> FitResult:
+    return fit.model_copy(update=fields)
+
+
+# Advice.
+
+
+@pytest.mark.parametrize(("high", "is_risk"), [(0.12, False), (0.13, True)])
+def test_a_forecast_may_be_as_uncertain_as_the_limit(high: float, is_risk: bool) -> None:
+    forecast = RewardForecast(0.1, (0.0, high))
+    ensemble: Any = SimpleNamespace(predict_reward=lambda *_: forecast, C_measured_max=1e5)
+    risk = advice._forecast_risk(ensemble, Allocation(16, 4, 10), 0)
+    assert (risk is not None) == is_risk
+    assert risk is None or "rise" not in risk.text
+
+
+def test_the_larger_of_two_n_is_an_edge() -> None:
+    risks = [advice._edge_risk(load_ensemble(document(TWO_N)), n) for n in (4, 16)]
+    assert [risk and risk.code for risk in risks] == ["smallest_n_leads", "largest_n_leads"]
+
+
+@pytest.mark.parametrize(("C", "is_risk"), [(105_000.0, False), (105_001.0, True)])
+def test_a_curve_counts_as_measured_to_a_little_beyond_its_end(C: float, is_risk: bool) -> None:
+    fit = updated(document(), forecast=ForecastTrial(departure_sd=0.01))
+    assert (advice._extrapolation_risk(fit, fit.curves[0], C) is not None) == is_risk
+
+
+def draws_in_which_n_4_wins(fit: FitResult, share: float) -> FitResult:
+    """At 1e5 rollouts, in so large a share of the draws; in the others n = 16 does."""
+    assert fit.draws is not None
+    count = round(share * len(fit.draws.R0))
+    first = fit.draws.A[0]
+    A = ((0.9,) * count + first[count:], *fit.draws.A[1:])
+    return updated(fit, draws=CurveDraws(**{**fit.draws.model_dump(), "A": A}))
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.1, [4, 16]), (0.075, [16])])
+def test_an_n_is_likely_from_a_tenth_of_the_draws_on(share: float, n: list[int]) -> None:
+    fit = draws_in_which_n_4_wins(document(replicates=40, sd=0.0), share)
+    assert advice._likely_cells(load_ensemble(fit), REQUEST).n == n
+
+
+@pytest.mark.parametrize(("C_low", "marks"), [(1024.0, 2), (1025.0, 1)])
+def test_a_mark_may_be_where_the_data_begin(C_low: float, marks: int) -> None:
+    """At 16 and 32 updates of 64 rollouts."""
+    ensemble = load_ensemble(with_curve(document(), (16, 4), C_low=C_low))
+    cell = ensemble.nearest_cell(16, 4)
+    found = advice.set_halting_marks(ensemble, Allocation(16, 4, 64), cell)
+    assert len(found) == marks and found[-1].C == 2048
+
+
+def test_a_batch_of_the_limit_is_allowed() -> None:
+    growing = [recommend(document(), 5e4, B_max=B_max).growing for B_max in (256, 255)]
+    assert growing[0] is not None and growing[1] is None
+    request = replace(REQUEST, C=4e6, B_max=1024)
+    ensemble = load_ensemble(document({(16, 64): SHAPES[16, 64], (16, 16): (0.3, 1.0, 8e3)}))
+    sweeps = [
+        advice.describe_supporting_sweep(ensemble, replace(request, B_max=B_max), 1e6)
+        for B_max in (1024, 1023)
+    ]
+    assert "n = 64" in sweeps[0] and "n = 64" not in sweeps[1]
+
+
+def test_an_n_of_the_limit_stays() -> None:
+    chosen = allocators._ChosenN(16, ())
+    assert allocators._limit_n(chosen, 16, "") is chosen
+    assert allocators._limit_n(chosen, 15, "").n == 8
+
+
+def test_a_reward_that_the_base_policy_has_already_is_refused() -> None:
+    with refused(expected="more than the base policy's", recorded=False):
+        quote(document(), 0.2)
+    assert quote(document(), 0.2001).cells
+
+
+def test_the_base_policys_reward_is_no_loss() -> None:
+    ensemble = load_ensemble(document())
+    arguments = (ensemble, REQUEST, Allocation(16, 4, 100), ensemble.nearest_cell(16, 4))
+    assert not _explain_outcome(*arguments, 0.2)
+    assert "made it worse" in _explain_outcome(*arguments, 0.199)[0]
+
+
+@pytest.mark.parametrize(("rollouts", "is_noise"), [(40.0, False), (39.0, True)])
+def test_eight_hits_are_no_noise(rollouts: float, is_noise: bool) -> None:
+    """Of the base policy, whose reward is .2."""
+    fit = document()
+    assert fit.draws is not None
+    draws = fit.draws.model_copy(update={"rollouts": rollouts})
+    assert _is_noise(load_ensemble(updated(fit, draws=draws)), REQUEST) == is_noise
+
+
+def test_an_n_that_may_be_best_is_named_from_its_limit_on() -> None:
+    no_effect = NStarFit(law=CONSTANT.law, no_effect=True)
+    joint = document().joint.model_copy(update={"n_star": no_effect})
+    comparison = _Comparison({4: 0.1, 16: 0.9}, (), None, None)
+    (sentence,) = _explain_no_effect(updated(document(), joint=joint), comparison, 16)
+    assert "n = 4, 16" in sentence
+
+
+@pytest.mark.parametrize(
+    ("n", "gain", "p", "is_raised"),
+    [(16, 0.005, 0.8, True), (16, 0.0049, 0.8, False), (16, 0.005, 0.79, False),
+     (8, 0.005, 0.8, False)],
+)  # fmt: skip
+def test_n_is_raised_from_the_limits_on(n: int, gain: float, p: float, is_raised: bool) -> None:
+    option = NOption(16, n, 0.5, None, gain, None, p, None, None)
+    assert (n_to_raise_to([option], 8) is option) == is_raised
+
+
+# Flags.
+
+
+def codes(flags: Any) -> list[str]:
+    return [f"{flag.code} {flag.severity}" for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"replicates": 100}, []),
+        ({"replicates": 99}, ["few_replicates warning"]),
+        ({"r_hat": (1.6, 1.5)}, []),
+        ({"r_hat": (1.4, 1.51)}, ["not_converged warning"]),
+    ],
+)
+def test_flags_of_intervals(fields: dict[str, Any], expected: list[str]) -> None:
+    intervals = document().intervals
+    assert intervals is not None
+    settled = intervals.model_copy(update={"run_sd_source": "estimated"} | fields)
+    assert codes(fit_flags._interval_flags(settled)) == expected
+
+
+@pytest.mark.parametrize(
+    ("inside", "flag"), [(0.6, "forecast_tried info"), (0.59, "forecast_missed warning")]
+)
+def test_flags_of_forecasts(inside: float, flag: str) -> None:
+    trial = ForecastTrial(
+        departure_sd=0.01, C_limit=1e4, mean_error=0.0, mean_absolute_error=0.01, inside=inside
+    )
+    assert codes(fit_flags.forecast_flags(trial)) == [flag]
+
+
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (5, " and 1 more")])
+def test_lists_of_flags_have_four_items(count: int, more: str) -> None:
+    curve = replace(document().curves[0], C_peak=3e4)
+    (fall,) = fit_flags.fall_flags([replace(curve, n=n + 1) for n in range(count)], (), ())
+    assert ("more" in fall.text) == bool(more) and more in fall.text
+
+    overfitted = [OverfittedRun(16, 4, seed, 1e4, "") for seed in range(count)]
+    diagnostics = FitDiagnostics(
+        reduced_chi_square=None, autocorrelation=0.3, degrees_of_freedom=None, ties=()
+    )
+    flags = codes(fit_flags.diagnostics_flags(diagnostics, overfitted, 6))
+    assert flags == ["overfitting warning"] * count
+
+    correlated = diagnostics.model_copy(update={"autocorrelation": 0.31})
+    (flag,) = fit_flags.diagnostics_flags(correlated, (), 6)
+    assert flag.code == "autocorrelated_residuals"
+
+
+def segment(z: float) -> SegmentRow:
+    fields: dict[str, Any] = dict(n=4, B_p=16, C_low=1e3, C_high=1e4, decades=1.0, neighbours=())
+    fields |= dict(censored_low=False, censored_high=False, has_counts=True, at_C=2e3)
+    return SegmentRow(**fields, measured_for_neighbours=True, lead=0.1, se=0.1 / z, z=z)
+
+
+@pytest.mark.parametrize(("z", "weak"), [(2.0, 0), (1.99, 1)])
+def test_a_lead_of_two_standard_errors_is_one(z: float, weak: int) -> None:
+    flags = list(fit_flags._lead_flags([segment(z), segment(3.0)]))
+    assert len(flags) == weak
+
+
+# Adaptive sweeps.
+
+
+def ledger(cell: Cell, *C: int, reward: float = 0.3) -> RunRecord:
+    return RunRecord(cell, tuple(EvalPoint(c, c // cell.B, c, 0, {"avg@4": reward}) for c in C))
+
+
+GRID = (0, 64, 128, 256, 512, 1024)
+CELLS = tuple(Cell(16, n, seed) for n in (2, 4) for seed in (0, 1))
+
+
+def test_four_evaluations_are_enough_and_the_one_before_training_is_none() -> None:
+    cell = Cell(16, 4, 0)
+    assert AdaptivePolicy([cell], (0, 64, 128, 192, 256), total_rollouts=256)
+    with refused(where="sweep.strategy=adaptive", recorded=False):
+        AdaptivePolicy([cell], (0, 64, 128, 192), total_rollouts=256)
+    with refused(where="sweep.total_rollouts", recorded=False):
+        AdaptivePolicy([cell], (0, 64, 128, 192, 256), total_rollouts=255)
+
+
+def test_runs_that_have_come_to_their_first_target_are_decided_by() -> None:
+    """The first four evaluations of n = 4 are those up to 512."""
+    policy = AdaptivePolicy(CELLS, GRID)
+    reached = {Cell(16, 2, 0): 512, Cell(16, 4, 0): 511}
+    steps = policy._first_steps(policy._seeds_by_cell(()), reached)
+    assert [(step.cell.n, step.cost) for step in steps] == [(4, 1)]
+
+    summary = policy.summary([ledger(CELLS[0], 0), ledger(CELLS[2], 0, 64)])
+    assert [row["runs"] for row in summary["cells"]] == [0, 1]
+
+
+def test_a_run_goes_at_least_so_much_further_and_one_seed_after_the_other() -> None:
+    """A step from 600 is to 1,020 at least; the budget may be nearer. Seeds begin in turn, after
+    those that were trained."""
+    grid = (0, 64, 128, 256, 512, 1020, 4096)
+    policy = AdaptivePolicy([Cell(1, 4, seed) for seed in range(3)], grid)
+
+    def targets(C_now: int, left: int = 10**6) -> list[tuple[int, int]]:
+        reached = {Cell(1, 4, 0): C_now, Cell(1, 4, 1): 0}
+        steps = policy._possible_steps(policy._seeds_by_cell(()), reached, left)
+        return [(step.cell.seed, step.target) for step in steps]
+
+    assert 1020 in policy.C_levels
+    assert (0, 1020) in targets(600) and (0, 1020) not in targets(601)
+    assert {seed for seed, _ in targets(600)} == {0, 1} and {s for s, _ in targets(0)} == {0}
+    assert (0, 1020) in targets(600, left=420) and (0, 1020) not in targets(600, left=419)
+
+
+@pytest.mark.parametrize(("wins", "is_possible"), [(5, True), (4, False)])
+def test_a_cell_is_trained_on_that_is_best_in_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch, wins: int, is_possible: bool
+) -> None:
+    A = np.full((100, 2), 0.5)
+    A[:, 0], A[:wins, 1] = 0.6, 0.7
+    ones = np.ones(100)
+    draws = PosteriorSamples(
+        tail=ones,
+        keys=((16, 2), (16, 4)),
+        A=A,
+        exponent=np.ones((100, 2)),
+        C_mid=np.full((100, 2), 100.0),
+        R0=0.2 * ones,
+        shift=np.zeros((100, 2)),
+        C_peak=np.full(2, np.inf),
+        C_low=np.full(2, 64.0),
+        C_high=np.full(2, 512.0),
+    )
+    monkeypatch.setattr(AdaptivePolicy, "_fit", lambda *_: _SweepModel(draws, 0.001))
+    policy = AdaptivePolicy(CELLS, GRID)
+    step = SweepStep(Cell(16, 4, 0), 1024, cost=512)
+    steps = policy._worthwhile_steps([], [step], {Cell(16, 4, 0): 512})
+    assert bool(steps) == is_possible
+
+
+# Rewards that count as equal, and evaluations that are enough.
+
+A_LITTLE = [0.0, SAME_REWARD, 0.0, SAME_REWARD, 0.0, SAME_REWARD]
+
+
+def test_rewards_that_differ_by_the_limit_are_equal() -> None:
+    more = [2.5 * reward for reward in A_LITTLE]
+    for values, is_equal in ((A_LITTLE, True), (more, False)):
+        R = np.array(values)
+        seen = _describe_rewards(R, 0.0, "avg@4", 1, False, lambda *_: "")
+        assert seen.is_varied == (not is_equal)
+        assert (size_by_step(R).source.startswith("assumed")) == is_equal
+        assert _first_departure(R, 0.0, hit=0.0) == (6 if is_equal else 1)
+        assert (_tail(values[1], 0.0, 100.0) == 1.0) == is_equal
+        shown = _describe_rewards(np.append(R, 1.0), 0.0, "", 1, False, lambda *_: "").text
+        assert ("only one is above" in shown) == is_equal
+        few = run(16, 4, 0, range(0, 300, 100), R[:3])
+        assert (find_nothing_learnt_by_run(few, "avg@4") is not None) == is_equal
+        assert can_be_flat({(16, 4): [run(16, 4, 0, [0, 100], R[:2])]}) == is_equal
+
+
+@pytest.mark.parametrize(("hits", "words"), [(3, "stays at"), (2, "only 2 are above")])
+def test_half_of_the_evaluations_above_0_are_not_few(hits: int, words: str) -> None:
+    R = np.array([0.5] * hits + [0.0] * (6 - hits))
+    seen = _describe_rewards(R, 0.1, "avg@4", 1, False, lambda *_: "")
+    assert words in seen.text
+
+
+@pytest.mark.parametrize(("reward", "is_alone"), [(0.125, True), (0.124, False)])
+def test_eight_hits_are_no_few(reward: float, is_alone: bool) -> None:
+    """Of 64 rollouts; with fewer, cells within one hit of the best are as good."""
+    samples = PosteriorSamples.of_curves(
+        document().curves[:2], rollouts=64.0,
+        **dict.fromkeys(("tail", "R0"), np.ones(1)), **dict.fromkeys(("A", "exponent", "C_mid"),
+        np.ones((1, 2))), shift=np.zeros((1, 2)),
+    )  # fmt: skip
+    rewards = np.array([[reward, reward - 0.01]])
+    best = samples.is_best(rewards, np.ones((1, 2), dtype=bool), axis=1)
+    assert best.tolist() == [[True, not is_alone]]
+    within_a_hit = np.array([[0.0625, 0.0625 - 1 / 64]])
+    assert samples.is_best(within_a_hit, np.ones((1, 2), dtype=bool), axis=1).all()
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_evaluations_at_one_level_that_make_a_flat_start(bound: bool) -> None:
+    """Three at 0, of all seeds together; four of each run elsewhere."""
+    level, enough = (0.0, 3) if bound else (0.3, 4)
+    for count, C_flat in ((enough, 100.0 * (enough - 1)), (enough - 1, None)):
+        R = [level] * count + [level + 0.1, level + 0.2]
+        track = run(16, 4, 0, np.arange(len(R)) * 100, R)
+        found = find_flat_starts({(16, 4): [track]}, EvaluationSize(100, "", is_known=True))
+        assert (found[16, 4].C_flat if found else None) == C_flat
+
+
+def test_of_equal_means_the_smaller_n_was_best() -> None:
+    tracks = [run(16, n, 0, [0, 1e4, 1e5], [0.2, 0.5, 0.6]) for n in (4, 16, 64)]
+    assert _judge_choice(load_ensemble(document()), tracks)["n_best"] == 4
