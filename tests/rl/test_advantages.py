@@ -139,6 +139,8 @@ def test_groups_of_equal_rewards_are_counted_without_the_padding() -> None:
     level = np.asarray(zero_variance(inputs))
 
     assert level.tolist() == [True, True, False, False, False, False, False]
+    below = zero_variance(inputs._replace(rewards=jnp.array([-1.0, -1, 0, 1, 0, 0, 0])))
+    assert below.tolist() == level.tolist()
 
 
 def test_groups_across_shards() -> None:

@@ -10,18 +10,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from isojax.core.shapes import SamplerShapes
+from isojax.distributed.sharding import ROLLOUT_AXES, map_over_shards
 from isojax.rl.gradient import (
     GradientAccumulator,
     ResponseBatch,
     ShardBatch,
+    _reduce_gradient,
     microbatch_buckets,
 )
 from isojax.rl.objective import Microbatch
 from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.layout import Layout
-from tests.device import quick_jit
+from tests.device import mesh, quick_jit
 
 T, P = 32, 2  # of widths 16 and 32
 CELLS = [(5, 3), (2, 8), (1, 1)]
@@ -131,6 +134,25 @@ def test_each_rollout_is_in_one_microbatch_with_its_prompt(
                 ]
                 assert [widths[b] for b in buckets] == [16 if k <= 16 else 32 for k in longest]
                 assert len(buckets) == -(-shapes.buffer_rows // m)
+
+
+@pytest.mark.parametrize(
+    ("axes", "spec", "sums"),
+    [
+        ("data=2,fsdp=2", PartitionSpec(None), [10, 10, 10, 10]),
+        ("data=2,fsdp=2", PartitionSpec("fsdp"), [4, 6, 4, 6]),
+        ("fsdp=4", PartitionSpec("fsdp"), [1, 2, 3, 4]),
+        ("fsdp=4", PartitionSpec(None), [10, 10, 10, 10]),
+        ("data=4", PartitionSpec(None, None), [10, 10, 10, 10]),
+    ],
+)
+def test_a_gradient_is_summed_over_the_shards_that_have_it(
+    axes: str, spec: PartitionSpec, sums: list[int]
+) -> None:
+    """Of shards with 1, 2, 3 and 4. A parameter that fsdp splits has been summed over fsdp."""
+    on, by_shard = mesh(axes), PartitionSpec(ROLLOUT_AXES)
+    reduce = map_over_shards(lambda x: _reduce_gradient(x, spec, on), on, (by_shard,), by_shard)
+    assert quick_jit(reduce)(jnp.arange(1, 5)).tolist() == sums
 
 
 class Counting(GradientAccumulator):

@@ -17,7 +17,7 @@ from isojax.core.shapes import vocabulary_block
 from isojax.distributed.sharding import map_over_shards, param_shardings
 from isojax.models.transformer import Decoder
 from isojax.rl import logprobs
-from tests.device import mesh, quick_jit
+from tests.device import log_softmax, mesh, quick_jit
 from tests.hlo import collectives
 
 WIDTH, TEMPERATURE = 16, 0.7
@@ -282,7 +282,7 @@ def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
     assert float(jnp.abs(jax.grad(spread)(states, False)).max()) == 0
 
 
-def test_which_form_is_taken() -> None:
+def test_which_form_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By size: the quickstart's vocabulary stays plain."""
 
     def loops(vocab: int, rows: int) -> bool:
@@ -296,6 +296,51 @@ def test_which_form_is_taken() -> None:
         return "custom_vjp" in str(program)
 
     assert not loops(24, 4096) and loops(49152, 1024)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 24 * 4096)
+    assert not loops(24, 4096) and loops(24, 4097)
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+def test_a_nucleus_is_the_one_that_was_drawn_from(has_base: bool) -> None:
+    """Of the mass that the sampler has recorded of each token; the tokens that were drawn are in it
+    wherever rounding puts them, as the first one here. The base policy is cut to the same."""
+    model, (states, params, tokens) = decoder(24, True), inputs(24, (3, 5), True)
+    base = params | {"embed": params["embed"][::-1].copy()}
+    log_p = log_softmax(np, states @ params["embed"].T / TEMPERATURE)
+    log_base = log_softmax(np, states @ base["embed"].T / TEMPERATURE)
+    order = np.argsort(-log_p, -1)
+    sums = np.cumsum(np.exp(np.take_along_axis(log_p, order, -1)), -1)
+    size = np.random.default_rng(0).integers(2, 12, (3, 5))  # tokens of each nucleus
+    kept = np.zeros(log_p.shape, bool)
+    for m, t in np.ndindex(3, 5):
+        kept[m, t, order[m, t, : size[m, t]]] = True
+        tokens[m, t] = order[m, t, 1]
+    tokens[0, 0] = order[0, 0, 20]
+    mass = np.take_along_axis(sums, size[..., None] - 1, -1)[..., 0]
+
+    stats, base_logps = logprobs.nucleus_token_stats(
+        model,
+        alone(params, jnp.asarray(states)),
+        alone(base, jnp.asarray(states)) if has_base else None,
+        jnp.asarray(tokens),
+        jnp.float32(mass),
+        TEMPERATURE,
+        use_entropy=False,
+    )
+
+    kept[0, 0, tokens[0, 0]] = True
+    cut, cut_base = (log_softmax(np, np.where(kept, x, -1e30)) for x in (log_p, log_base))
+    drawn = tokens[..., None]
+    np.testing.assert_allclose(
+        stats.logps, np.take_along_axis(cut, drawn, -1)[..., 0], rtol=1e-4, atol=1e-5
+    )
+    entropies = -(np.exp(cut) * np.where(kept, cut, 0)).sum(-1)
+    np.testing.assert_allclose(stats.entropy, entropies, rtol=1e-4, atol=1e-5)
+    if not has_base:
+        assert base_logps is None
+        return
+    expected = np.take_along_axis(cut_base, drawn, -1)[..., 0]
+    np.testing.assert_allclose(base_logps, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

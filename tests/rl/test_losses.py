@@ -223,7 +223,7 @@ def ours(
         x.reshape(-1, T)
         for x in (
             given.rows(given.logps),
-            given.rows(given.sampler),
+            given.rows(given.sampler, fill=-50.0),  # a ratio of padding overflows
             given.rows(given.advantages),
             given.mask,
         )

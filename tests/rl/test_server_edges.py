@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError, ServerFailed
+from isojax.rl.servers import http_json, server_engine, weight_check
 from isojax.rl.servers import inspector as inspector_module
-from isojax.rl.servers import server_engine, weight_check
 from isojax.rl.servers.dialect import Ask, Completion
+from isojax.rl.servers.http_json import JsonClient, ServerOptions
 from isojax.rl.servers.inspector import ResponseInspector
 from isojax.rl.servers.llama_cpp import LlamaCpp
 from isojax.rl.servers.llama_cpp_python import LlamaCppPython
 from isojax.rl.servers.openai_completions import OpenAICompletions
+from isojax.rl.servers.policy_server import PolicyServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.rl.servers.sglang import SGLang
 from isojax.rl.servers.weight_check import Moves, ProbeLogps, WeightCheck, measure_moves
@@ -330,3 +332,84 @@ def test_an_unlikely_token_shows_no_other_policy(monkeypatch: pytest.MonkeyPatch
     for of_server, own in ((-2.0, -2.625), (-2.0, -1.375), (-6.875, -9.0)):
         with pytest.raises(ServerFailed, match="does not have the weights of update 3"):
             begin(of_server, own)
+
+
+def test_a_request_is_repeated_after_waits_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice; after the last attempt nobody waits."""
+    waits: list[float] = []
+    monkeypatch.setattr(http_json.time, "sleep", waits.append)
+    attempts: list[str] = []
+
+    def fail(self: JsonClient, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        attempts.append(path)
+        raise OSError("lost")
+
+    monkeypatch.setattr(JsonClient, "_ask_once", fail)
+    client = JsonClient(ServerOptions("here:1", retries=2, first_wait=0.5))
+    with pytest.raises(ServerFailed, match="does not answer"):
+        client.get("/x")
+    assert attempts == ["/x"] * 3 and waits == [0.5, 1.0] and client.lost_requests == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "attempts"), [(499, 1), (500, 3), (501, 3), (429, 3), (400, 1), (201, 1)]
+)
+def test_which_statuses_may_pass(
+    status: int, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(http_json.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(JsonClient, "_ask_once", lambda *_: asked.append(status) or (status, b"{}"))
+    client = JsonClient(ServerOptions("here:1", retries=2))
+    with pytest.raises((InputError, ServerFailed), match=f"status {status}"):
+        client.get("/x")
+    assert len(asked) == attempts
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "path"),
+    [
+        ("https://here:1/v1", "HTTPSConnection", "/x"),
+        ("here:1/models/v1/", "HTTPConnection", "/models/x"),
+    ],
+)
+def test_where_a_request_goes(
+    url: str, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Connection:
+        def __init__(self, host: str, port: int, timeout: float):
+            made.append((host, port))
+
+        def request(self, method: str, path: str, body: Any, headers: Any) -> None:
+            made.append((method, path))
+            raise OSError("lost")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(http_json, kind, Connection)
+    with pytest.raises(ServerFailed):
+        JsonClient(ServerOptions(url, retries=0)).get("/x")
+    assert made == [("here", 1), ("GET", path)]
+
+
+def test_the_weights_are_checked_by_rollouts_of_many_problems() -> None:
+    """Of 35 every second one; and each with the first half of its response."""
+    begun: list[Any] = []
+    check = SimpleNamespace(begin=lambda *arguments: begun.append(arguments))
+    server: Any = SimpleNamespace(check=check, update=3)
+    PolicyServer.begin_check(server, {"w": 1}, [[i] for i in range(35)])
+    assert begun == [({"w": 1}, 3, [[i] for i in range(0, 35, 2)])]
+    PolicyServer.begin_check(server, {}, [[i] for i in range(5)])
+    assert begun[1][2] == [[i] for i in range(5)]
+
+    engine: Any = SimpleNamespace(_prompt=lambda request, q: [100 + q])
+    responses: Any = [SimpleNamespace(tokens=list(range(k))) for k in (1, 2, 5, 6)]
+    request: Any = SimpleNamespace(n=2)
+    assert ServerEngine._begun_sequences(engine, request, responses) == [
+        [100],
+        [100, 0],
+        [101, 0, 1],
+        [101, 0, 1, 2],
+    ]

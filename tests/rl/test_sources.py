@@ -18,6 +18,7 @@ from isojax.rl.async_rl import async_rollouts, rollout_buffer
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.async_rl.rollout_buffer import ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.rl.fused_rollouts import FusedRollouts, FusedUpdate
+from isojax.rl.graded_sampler import listen_from
 from isojax.rl.inline_rollouts import InlinePrograms, InlineRollouts
 from isojax.rl.metric import mean, total, value
 from isojax.rl.rollout_source import SourcedBatch, finish_batch, sum_rewards, verifier_metrics
@@ -243,6 +244,29 @@ def test_rollouts_move_to_the_rows_of_the_trainers_shards() -> None:
         assert not np.asarray(x)[padding].any()
 
 
+def test_which_rollouts_in_progress_can_be_continued() -> None:
+    """Those of a sampler that takes turns with the trainer, and of the same layout."""
+    programs: Any = SimpleNamespace(disaggregated=False, sampler=SimpleNamespace(state_layout=7))
+    assert AsyncPrograms.can_restore(programs, {"layout": 7})
+    assert not AsyncPrograms.can_restore(programs, {"layout": 8})
+    assert not AsyncPrograms.can_restore(programs, {})
+    programs.disaggregated = True
+    assert not AsyncPrograms.can_restore(programs, {"layout": 7})
+
+
+def test_rollouts_of_a_request_are_counted_behind_those_before() -> None:
+    calls: list[tuple[str, list[int], Any]] = []
+    grading: Any = SimpleNamespace(
+        add_responses=lambda index, responses: calls.append(("add", index.tolist(), responses)),
+        reply=lambda index, responses: calls.append(("reply", index.tolist(), responses)),
+    )
+    listener = listen_from(30, grading)
+    listener.on_finished(np.array([2, 0]), ["a", "b"])  # type: ignore[list-item]
+    assert listener.reply is not None
+    listener.reply(np.array([1]), ["c"])  # type: ignore[list-item]
+    assert calls == [("add", [32, 30], ["a", "b"]), ("reply", [31], ["c"])]
+
+
 PAIRS = [(8, 2), (4, 5)]
 
 
@@ -258,6 +282,8 @@ def test_a_ring_of_three_batches_on_two_shards() -> None:
     assert (programs.ring_batches, programs.shards, programs.rows_per_shard) == (3, 2, 10)
     ring = programs.ring_shapes
     assert ring.cells == [(24, 2), (12, 5)] and (ring.shards, ring.prefill_batch) == (2, 2)
+    queue = jax.eval_shape(programs.init_state.jitted).queue
+    assert {(x.shape[0], str(x.dtype)) for x in queue} == {(2, "int32")}
 
 
 @pytest.mark.parametrize(
