@@ -193,7 +193,8 @@ class RayScheduler:
         try:
             asyncio.run(self._run())
         finally:
-            # `_run` raises such an error, which ends the sweep
+            # A status that cannot be written has ended `_run` by this error already; where `_run`
+            # ended otherwise, its end counts, not that of its last status.
             with suppress(InputError, RunFailed):
                 self._write_status(ended=True)
         return self.cell_queue.failures
@@ -209,7 +210,9 @@ class RayScheduler:
         except Exception:  # whatever ended the loop; it is raised again when the cells have saved
             preemption.REQUESTED.set()
             await self._save_cells()
-            with suppress(InputError):  # what is recorded at a URL, for the fit
+            # After an error, but not after Preempted, the command fits what was recorded. Where
+            # that is at a URL, it is copied here first.
+            with suppress(InputError):
                 refresh(self.folder)
             raise
 

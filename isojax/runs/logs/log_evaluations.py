@@ -278,7 +278,9 @@ def _metrics_without_steps(steps: RunSteps) -> list[str]:
     It is left out; the note suggests another column for the step.
     """
     column_map = steps.column_map
+    # The whole log: a row without a step is in the `steps` of no run.
     table = column_map.table
+    # The column of "step", or of "rollouts" in a log without steps.
     step_column = column_map.columns[column_map.clock_field]
     notes = []
     for name, column in column_map.columns.items():
@@ -290,6 +292,7 @@ def _metrics_without_steps(steps: RunSteps) -> list[str]:
             continue
 
         first_row = rows[0].values
+        # "_step" is W&B's counter of calls of `log`, which counts no updates.
         other_steps = [
             other
             for other in rows.names
