@@ -25,6 +25,7 @@ from isojax.rl.servers.policy_server import PolicyServer
 from isojax.rl.servers.server_engine import ServerEngine
 from isojax.rl.servers.sglang import SGLang
 from isojax.rl.servers.weight_check import Moves, ProbeLogps, WeightCheck, measure_moves
+from tests.refusals import refused
 
 T, VOCAB, END = 4, 10, 2
 ASK = Ask(
@@ -215,7 +216,7 @@ def temperature_check(
 
 
 @pytest.mark.parametrize(
-    ("at_one", "as_asked", "refused"),
+    ("at_one", "as_asked", "is_refused"),
     [
         ({4: -1.0, 5: -2.0}, {4: -0.5, 5: -2.5}, False),  # 1 nat, and twice that
         ({4: -1.0, 5: -2.0}, {4: -1.0, 5: -2.0}, True),
@@ -230,13 +231,13 @@ def temperature_check(
 def test_the_temperature_that_two_tokens_tell(
     at_one: dict[int, float],
     as_asked: dict[int, float],
-    refused: bool,
+    is_refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not refused:
+    if not is_refused:
         assert not temperature_check([at_one], [as_asked], monkeypatch)
         return
-    with pytest.raises(InputError, match="log-probs of another temperature"):
+    with refused(where="the server URL"):
         temperature_check([at_one], [as_asked], monkeypatch)
 
 
@@ -252,11 +253,11 @@ def test_a_prompt_that_tells_no_temperature_is_passed_over(monkeypatch: pytest.M
         )
         == 1
     )
-    with pytest.raises(InputError):
+    with refused(where="the server URL"):
         temperature_check([one, even, even, wrong], [one, even, even, wrong], monkeypatch)
     # at 0.5 a difference of 0.5 changes by as much, which is enough
     monkeypatch.setattr(server_engine, "MIN_LOGP_CHANGE", 0.5)
-    with pytest.raises(InputError):
+    with refused(where="the server URL"):
         temperature_check([{4: -1.0, 5: -1.5}], [{4: -1.0, 5: -1.5}], monkeypatch)
 
 
