@@ -16,12 +16,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from isojax import __version__
-from isojax.cli.command_files import LazyCommand, find_commands, find_own_commands
+from isojax.cli.command_files import ENDING, LazyCommand, find_commands, find_own_commands
 from isojax.cli.options import CommandGroup, new_app
 from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
+from isojax.core.tabular import nearest_names
 from isojax.core.terminal import guard_output, printable, shorten
 from isojax.core.user_code import failed_plugin
 from isojax.runs.mirror import localize
@@ -67,11 +68,25 @@ class LazyGroup(CommandGroup):
         return command if own is None else typer.main.get_command(own.stub())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if not ctx.resilient_parsing:  # as it is while a shell completes a word
+            self._check_name(ctx, args[0])
         name, command, remaining = super().resolve_command(ctx, args)
         lazy_command = find_command(name) if name else None
         if lazy_command is not None:
             command = typer.main.get_command(lazy_command.load())
         return name, command, remaining
+
+    def _check_name(self, ctx: Any, name: str) -> None:
+        """A usage error, which names the nearest command, for the name of none."""
+        names = self.list_commands(ctx)
+        if name in names or name.startswith("-"):
+            return
+        (nearest,) = nearest_names(name, names)
+        message = f"No such command {name!r}; the nearest is {nearest!r}."
+        function_name = name.replace("-", "_")
+        if function_name.isidentifier():
+            message += f" One of your own is a file {function_name}{ENDING} in this directory."
+        ctx.fail(message)
 
 
 PAGES = (

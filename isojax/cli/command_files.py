@@ -65,6 +65,7 @@ class LazyCommand(NamedTuple):
             # An error while it runs is then reported as the plug-in's, with its line.
             note_plugin_file(str(self.file))
             module = import_first([self.file], label=f"the command {self.name}")
+            assert module is not None  # The file is there.
         else:
             module = importlib.import_module(f"{commands.__name__}.{function_name}_command")
         if "app" in vars(module):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from traceback import FrameSummary
 from types import ModuleType
 
 from isojax.core.errors import InputError
@@ -48,6 +49,11 @@ def import_file(path: Path) -> ModuleType:
 _import_file_once = cache(import_file)
 
 
+def _place(frame: FrameSummary) -> str:
+    """Where a frame is, for a message: "rewards.py:12"."""
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
 def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
     """The first of some modules that exists; None where none does.
 
@@ -67,14 +73,17 @@ def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
             # it (of "a.b.c" also "a" or "a.b"), the next one is tried; else it is one that the
             # module imports, and the user's to install.
             if e.name is None or not str(path).startswith(e.name):
+                frames = own_frames(e)  # in the user's code, the innermost last
+                place = f"{_place(frames[-1])} " if frames else ""
                 raise InputError(
                     where=label,
-                    found=f"needs the module {e.name}, which is not there",
+                    found=f"{place}needs the module {e.name}, which is not there",
+                    fix="Install its package, or correct its name.",
                 ) from e
         except InputError as e:  # of a decorator, whose arguments are no traits
             frames = own_frames(e)  # in the user's code, the innermost last
             if frames:
-                e = e.within(f"{Path(frames[-1].filename).name}:{frames[-1].lineno}")
+                e = e.within(_place(frames[-1]))
             raise e.within(label) from e
         except (Exception, SystemExit) as e:  # whatever the user's own module raises
             raise InputError(
