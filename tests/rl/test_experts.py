@@ -239,7 +239,7 @@ def test_agreement_counts_tokens_whose_experts_are_all_the_same() -> None:
     assert 0 < same[real].mean() < 0.2
 
 
-@pytest.mark.parametrize("microbatch", [IN_BLOCKS, TOGETHER])
+@pytest.mark.parametrize("microbatch", [pytest.param(IN_BLOCKS, marks=pytest.mark.slow), TOGETHER])
 def test_replayed_experts_are_those_of_the_loss(microbatch: int) -> None:
     """With its own choices replayed, the gradient is as without; with others, f counts those."""
     gradient, metrics = gradient_of("auto", microbatch, BALANCE)

@@ -164,15 +164,15 @@ def test_a_state_that_responses_share_counts_for_each(
 
 
 @pytest.mark.parametrize(
-    ("vocab", "tied", "axes"),
+    ("vocab", "tied", "axes", "saved_logits"),
     [
-        (1000, True, "data=2,tensor=2"),
-        (640, False, "data=2,tensor=2"),
-        (999, True, "data=2,tensor=2"),
-        (640, False, "sequence=2,tensor=4"),
+        (1000, True, "data=2,tensor=2", 0),
+        (640, False, "data=2,tensor=2", logprobs.MAX_SAVED_LOGITS),
+        (999, True, "data=2,tensor=2", 0),
+        (640, False, "sequence=2,tensor=4", 0),
+        (1000, True, "sequence=2,tensor=4", logprobs.MAX_SAVED_LOGITS),
     ],
 )
-@pytest.mark.parametrize("saved_logits", [0, logprobs.MAX_SAVED_LOGITS])
 def test_devices_that_share_the_vocabulary_equal_one(
     vocab: int, tied: bool, axes: str, saved_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

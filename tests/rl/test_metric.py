@@ -57,6 +57,7 @@ def test_metrics_are_pytrees_and_plain_data() -> None:
     assert {name: Metric(**asdict(metric)) for name, metric in host.items()} == host
 
 
+@pytest.mark.slow
 def test_every_process_traces_the_same_program() -> None:
     """Whatever order its sets have, which differs from one interpreter to the next."""
     program = (

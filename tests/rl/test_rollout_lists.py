@@ -44,7 +44,11 @@ def make_request(setup: EngineSetup) -> SampleRequest:
 
 @pytest.mark.parametrize(
     ("axes", "top_p", "interrupted"),
-    [("data=1", 1.0, False), (MESHES[0], 0.9, False), ("data=8", 0.9, True)],
+    [
+        ("data=1", 1.0, False),
+        pytest.param(MESHES[0], 0.9, False, marks=pytest.mark.slow),
+        ("data=8", 0.9, True),
+    ],
 )
 def test_the_local_samplers_rollouts_as_lists_and_back(
     axes: str, top_p: float, interrupted: bool
