@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Allocation, Cell, EvalPoint, RunRecord
+from isojax.scaling import comparison_wording
 from isojax.scaling.adaptive import AdaptivePolicy, SweepStep, _SweepModel
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.constraints import AllocationRequest
@@ -24,20 +25,31 @@ from isojax.scaling.allocate.recommend import (
     recommend,
 )
 from isojax.scaling.checks import fit_flags
+from isojax.scaling.checks.stability import assess_stability, find_overfitting
+from isojax.scaling.compare_sweeps import compare_sweeps
+from isojax.scaling.comparison import EarlierSaturation, RewardDifference
+from isojax.scaling.curves.departures import _visible_part
+from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat
+from isojax.scaling.curves.paper_mode import fit_points, record_breaking_indices
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples
+from isojax.scaling.evaluation_noise import autocorrelation, difference_sd, noise_sd
 from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
 from isojax.scaling.learning import _describe_rewards, _tail, find_nothing_learnt_by_run
 from isojax.scaling.result import (
     CurveDraws,
     FitDiagnostics,
     FitResult,
+    FittedCurve,
     ForecastTrial,
     NStarFit,
     OverfittedRun,
     SegmentRow,
 )
+from isojax.scaling.run_clock import Clock, run_clock
+from isojax.scaling.run_watch import Look, RunWatch, intersect_looks
+from isojax.scaling.spending import SpendPolicy
 from isojax.scaling.validate import _judge_choice
 from tests.refusals import refused
 from tests.scaling.documents import CONSTANT, SHAPES, document, with_curve
@@ -350,3 +362,152 @@ def test_evaluations_at_one_level_that_make_a_flat_start(bound: bool) -> None:
 def test_of_equal_means_the_smaller_n_was_best() -> None:
     tracks = [run(16, n, 0, [0, 1e4, 1e5], [0.2, 0.5, 0.6]) for n in (4, 16, 64)]
     assert _judge_choice(load_ensemble(document()), tracks)["n_best"] == 4
+
+
+# Runs that are watched, compared, timed and spent.
+
+
+@pytest.mark.parametrize(
+    ("goal", "interval", "words"),
+    [
+        (0.5, (0.4, 0.5), "may reach"),
+        (0.5, (0.4, 0.499), "is below"),
+        (0.5, (0.5, 0.6), "is at least"),
+        (None, (0.0, 0.005), "may still rise"),
+        (None, (0.0, 0.0049), "levelled off"),
+    ],
+)
+def test_advice_on_a_run(goal: float | None, interval: tuple[float, float], words: str) -> None:
+    look = Look(C=1.0, points=9, reward=0.5, low=interval[0], high=interval[1], reward_now=0.0)
+    assert words in RunWatch(10.0, goal)._advise(5.0, interval, True, look).reason
+
+
+def test_looks_that_touch_agree() -> None:
+    looks = [Look(1.0, 9, 0.5, low, high, 0.5) for low, high in ((0.2, 0.4), (0.4, 0.6))]
+    assert intersect_looks(looks) == ((0.4, 0.4), True)
+
+
+def test_the_words_of_comparisons() -> None:
+    probabilities = {0.99: "= 0.99", 0.991: "> 0.99", 0.01: "= 0.01", 0.009: "< 0.01"}
+    for p, words in probabilities.items():
+        assert comparison_wording._format_probability(p) == words
+
+    a, b = compare_sweeps([document(replicates=20), document(replicates=20)], ["a", "b"]).sweeps
+    for (low, high), word in {
+        (0.0, 0.1): "no clear", (0.001, 0.1): "more", (-0.1, 0.0): "no clear", (-0.1, -0.01): "less"
+    }.items():  # fmt: skip
+        difference = RewardDifference(value=0.0, low=low, high=high, p_higher=None)
+        assert word in comparison_wording._describe_difference(a, b, difference, 1e5)
+    for (earlier, later), word in {
+        (0.9, 0.0): "earlier in b", (0.0, 0.9): "later in b", (0.89, 0.1): "cannot say"
+    }.items():  # fmt: skip
+        compared = EarlierSaturation((4, 16), earlier, later)
+        assert word in comparison_wording._describe_earlier(a, b, compared)
+
+
+def test_two_common_n_are_compared() -> None:
+    two, one = (
+        {cell: shape for cell, shape in SHAPES.items() if cell[1] in all_n}
+        for all_n in ((4, 16), (16,))
+    )
+    for shapes, is_compared in ((two, True), (one, False)):
+        fits = [document(replicates=20), document(shapes, replicates=20)]
+        other = compare_sweeps(fits, ["a", "b"]).sweeps[1]
+        assert (other.earlier is not None) == is_compared
+
+
+def test_an_evaluation_at_the_share_of_C_counts() -> None:
+    """.7 of 1e5: with it the mean of n = 16 is above that of n = 4, and without below."""
+    tracks = [
+        run(16, 4, 0, [0, 1e5], [0.2, 0.6]),
+        run(16, 16, 0, [0, 7e4, 1e5], [0.2, 0.8, 0.5]),
+        run(16, 64, 0, [0, 69_999, 1e5], [0.2, 0.9, 0.5]),
+    ]
+    assert _judge_choice(load_ensemble(document()), tracks)["n_best"] == 16
+
+
+def test_a_clock_needs_two_evaluations_and_five_intervals_for_those_of_evaluations() -> None:
+    def clock(*C: int) -> Clock | None:
+        record = ledger(Cell(16, 4, 0), *C)
+        hours = [(10 + 0.01 * c + 3 * i**2) / 3600 for i, c in enumerate(C)]
+        return run_clock(replace(record, device_hours=tuple(hours)))
+
+    assert clock(0, 1024) is None and clock(0, 1024, 2048) is not None
+    five = clock(0, 1024, 2048, 4096, 8192, 16384, 32768)
+    four = clock(0, 1024, 2048, 4096, 8192, 16384)
+    assert five is not None and four is not None
+    assert four.per_efold == 0.0 and five.per_efold > 0.0
+
+
+def test_a_pilot_may_have_just_enough_updates() -> None:
+    """A tenth of 1,280 is 8 updates of 16 rollouts, and an evaluation."""
+    cells = [Cell.of_spend(8, 2)]
+    grid = (0, 32, 64, 128, 256, 512)
+    (pilot,) = SpendPolicy(cells, grid, 1280, "avg@4").pilots()
+    assert pilot.C_end == 128
+    (first,) = SpendPolicy(cells, grid, 1279, "avg@4").pilots()
+    assert first.C_end == 32
+    with refused(expected="at least 5", recorded=False):
+        SpendPolicy(cells, grid[:5], 1280, "avg@4")
+
+
+def test_the_fewest_values_that_show_noise() -> None:
+    assert noise_sd([np.array([0.1, 0.2])]) == 0.0 and noise_sd([np.array([0.1, 0.3, 0.1])]) > 0
+    assert difference_sd([np.array([0.1])]) == 0.0
+    assert difference_sd([np.array([0.1, 0.3])]) == pytest.approx(0.2 / 2**0.5)
+    assert autocorrelation([np.array([0.1, 0.3])]) == pytest.approx(0.03 / 0.05)
+
+
+@pytest.mark.parametrize(("visible", "seen"), [(4, True), (3, False)])
+def test_a_trial_sees_runs_of_four_evaluations(visible: int, seen: bool) -> None:
+    """Those up to the limit, not the one before training; C spans 8 times the first."""
+    C = [0, *range(100, 100 * visible + 1, 100), 3000]
+    track = run(16, 4, 0, C, np.linspace(0.2, 0.5, len(C)))
+    assert bool(_visible_part({(16, 4): [track]}, 100.0 * visible)) == seen
+    if seen:
+        assert _visible_part({(16, 4): [track]}, 400.0) and not _visible_part(
+            {(16, 4): [run(16, 4, 0, [0, 201, 300, 350, 400, 3000], [0.2] * 6)]}, 400.0
+        )
+        assert _visible_part({(16, 4): [run(16, 4, 0, [0, 200, 300, 350, 400], [0.2] * 5)]}, 400.0)
+
+
+@pytest.mark.parametrize(("count", "is_stable"), [(10, True), (9, False)])
+def test_ten_evaluations_show_how_noisy_one_is(count: int, is_stable: bool) -> None:
+    """Rewards that jump by .2 and end .2 lower: with fewer nothing shows that this is noise."""
+    jumps = [0.8, 0.6] * 4
+    R = [*jumps[: count - 3], 0.5, 0.6, 0.5]
+    track = run(16, 4, 0, np.arange(1, count + 1) * 100, R)
+    (verdict,) = assess_stability({(16, 4): [track]}, "avg@4")
+    assert verdict.stable == is_stable
+
+
+@pytest.mark.parametrize(("count", "found"), [(12, 1), (11, 0)])
+def test_overfitting_needs_three_windows(count: int, found: int) -> None:
+    R = ([0.3] * 4 + [0.6] * 4 + [0.3] * 4)[-count:]
+    training = np.linspace(0.2, 0.9, count)
+    track = run(16, 4, 0, np.arange(1, count + 1) * 100, R, training)
+    assert len(find_overfitting([track], 0.001)) == found
+
+
+@pytest.mark.parametrize(("points", "is_cell"), [(3, True), (2, False)])
+def test_a_curve_needs_three_evaluations_and_a_common_range(points: int, is_cell: bool) -> None:
+    C = {(16, 4): [np.arange(1.0, points + 1)], (16, 8): [np.arange(1.0, 9.0)]}
+    assert ((16, 4) not in unfitted_reasons(C)) == is_cell
+    meeting = [np.array([1.0, 2.0]), np.array([2.0, 3.0])]
+    apart = {(16, 8): [np.arange(1.0, 9.0)], (16, 4): meeting}
+    assert "no range" in unfitted_reasons(apart)[16, 4]
+
+
+def test_records_of_the_paper_are_of_higher_bins() -> None:
+    assert record_breaking_indices([0.3, 0.304, 0.305, 0.305, 0.31]).tolist() == [0, 2, 4]
+    C, R = [1.0, 2.0, 4.0], [0.3, 0.4, 0.5]
+    assert isinstance(fit_points((16, 4), C, R, 0.2, (1.0, 4.0)), FittedCurve)
+    assert isinstance(fit_points((16, 4), C, R, None, (1.0, 4.0)), str)
+    assert isinstance(fit_points((16, 4), C[:2], R[:2], 0.2, (1.0, 4.0)), str)
+    assert "is 1" in str(fit_points((16, 4), C, [1.0] * 3, 1.0, (1.0, 4.0)))
+
+
+def test_a_cell_counts_as_measured_to_its_ends() -> None:
+    samples = load_ensemble(document(replicates=4)).samples
+    measured = samples.is_measured([999.0, 1e3, 1e5, 1.01e5], slack=0.0)
+    assert measured.tolist() == [[False, True, True, False]] * 6
