@@ -36,12 +36,14 @@ from isojax.scaling.curves.paper_mode import fit_points, record_breaking_indices
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples
 from isojax.scaling.evaluation_noise import autocorrelation, difference_sd, noise_sd
 from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
+from isojax.scaling.law.frontier import compute_frontier
 from isojax.scaling.learning import _describe_rewards, _tail, find_nothing_learnt_by_run
 from isojax.scaling.result import (
     CurveDraws,
     FitDiagnostics,
     FitResult,
     FittedCurve,
+    FlatStart,
     ForecastTrial,
     NStarFit,
     OverfittedRun,
@@ -348,10 +350,9 @@ def test_eight_hits_are_no_few(reward: float, is_alone: bool) -> None:
     assert samples.is_best(within_a_hit, np.ones((1, 2), dtype=bool), axis=1).all()
 
 
-@pytest.mark.parametrize("bound", [True, False])
-def test_evaluations_at_one_level_that_make_a_flat_start(bound: bool) -> None:
+@pytest.mark.parametrize(("level", "enough"), [(0.0, 3), (SAME_REWARD, 3), (0.3, 4)])
+def test_evaluations_at_one_level_that_make_a_flat_start(level: float, enough: int) -> None:
     """Three at 0, of all seeds together; four of each run elsewhere."""
-    level, enough = (0.0, 3) if bound else (0.3, 4)
     for count, C_flat in ((enough, 100.0 * (enough - 1)), (enough - 1, None)):
         R = [level] * count + [level + 0.1, level + 0.2]
         track = run(16, 4, 0, np.arange(len(R)) * 100, R)
@@ -511,3 +512,10 @@ def test_a_cell_counts_as_measured_to_its_ends() -> None:
     samples = load_ensemble(document(replicates=4)).samples
     measured = samples.is_measured([999.0, 1e3, 1e5, 1.01e5], slack=0.0)
     assert measured.tolist() == [[False, True, True, False]] * 6
+
+
+def test_where_no_cell_ever_rises_all_are_tied_and_the_smallest_n_stands_for_them() -> None:
+    never = FlatStart(level=0.2, rollouts=100.0, C_flat=1e5, C_rise=None)
+    curves = [replace(curve, flat_start=never) for curve in document().curves]
+    points = compute_frontier(curves).points
+    assert {(p.n, p.tied, p.reward) for p in points} == {(4, True, 0.2)}
