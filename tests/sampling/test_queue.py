@@ -17,7 +17,7 @@ from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch
-from isojax.sampling.engine import DecodeResult, Engine
+from isojax.sampling.engine import DecodeResult, Engine, SamplerWeights
 from isojax.sampling.layout import Layout
 from isojax.sampling.logits import rollout_keys
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
@@ -274,7 +274,25 @@ def test_a_chunk_ends_where_refilling_is_worth_its_time(
         row=jnp.where(active, jnp.arange(4), -1), position=jnp.array(lengths)
     )
     queue = state.queue._replace(end_rollout=jnp.array(group_left))
-    chunk = engine._decode_tokens({}, batch, state._replace(slots=slots, queue=queue), None, active)
+    state = state._replace(slots=slots, queue=queue)
+    chunk = engine._decode_tokens({}, batch, state, None, active)
     assert int(chunk.steps) == steps
-    assert chunk.slots.t.tolist() == [min(length, steps) for length in lengths]
+    t = [min(length, steps) for length in lengths]
+    assert chunk.slots.t.tolist() == t
     assert chunk.done.tolist() == [length <= steps for length in lengths]
+
+    # What has finished is written to its row, and its slot is free; all else is as it was.
+    for name in ("prefill", "admit"):
+        monkeypatch.setattr(engine_module, name, lambda *arguments: arguments[-1])
+    rows = shapes.buffer_rows
+    state = state._replace(
+        outputs=tuple(jnp.zeros((rows, *x.shape[1:]), x.dtype) for x in slots.outputs())
+    )
+    after, finished = engine.decode_chunk(SamplerWeights({}, None), batch, state)
+    is_done = [0 < length <= steps for length in lengths]
+    assert finished.tolist() == [i if is_done[i] else -1 for i in range(4)]
+    assert after.slots.row.tolist() == [
+        i if lengths[i] and not is_done[i] else -1 for i in range(4)
+    ]
+    written = [t[i] if is_done[i] else 0 for i in range(4)]
+    assert after.outputs[-1].tolist() == written + [0] * (rows - 4)
