@@ -3,6 +3,7 @@ rollouts."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from isojax.rl.dynamic_sampling import build_merge, has_equal_rewards
 from isojax.rl.recipe_checks import check_algorithm
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.layout import Layout
-from tests.device import MESHES, mesh
+from tests.device import MESHES, mesh, quick_jit
 from tests.refusals import refused
 
 B_p, n, T, P = 6, 3, 4, 2
@@ -111,7 +112,7 @@ def test_rewards_that_are_nearly_equal() -> None:
     near = [[0.5, 0.5, x] for x in (0.5, 0.75, 0.5 + 2e-6)] + [
         [0.0, 0.0, x] for x in (EPS, 0.9e-6, 0.0)
     ]
-    is_equal = has_equal_rewards(shapes, make_batch(shapes, 10, near))
+    is_equal = quick_jit(partial(has_equal_rewards, shapes))(make_batch(shapes, 10, near))
     assert is_equal.tolist() == [True, False, False, False, True, True] + [False] * 4
 
 

@@ -318,15 +318,13 @@ def test_a_nucleus_is_the_one_that_was_drawn_from(has_base: bool) -> None:
     tokens[0, 0] = order[0, 0, 20]
     mass = np.take_along_axis(sums, size[..., None] - 1, -1)[..., 0]
 
-    stats, base_logps = logprobs.nucleus_token_stats(
-        model,
-        alone(params, jnp.asarray(states)),
-        alone(base, jnp.asarray(states)) if has_base else None,
-        jnp.asarray(tokens),
-        jnp.float32(mass),
-        TEMPERATURE,
-        use_entropy=False,
-    )
+    @quick_jit
+    def compute(states: Any, params: Any, base: Any) -> Any:
+        hidden, of_base = alone(params, states), alone(base, states) if has_base else None
+        inputs = tokens, jnp.float32(mass), TEMPERATURE, False
+        return logprobs.nucleus_token_stats(model, hidden, of_base, *inputs)
+
+    stats, base_logps = compute(states, params, base)
 
     kept[0, 0, tokens[0, 0]] = True
     cut, cut_base = (log_softmax(np, np.where(kept, x, -1e30)) for x in (log_p, log_base))

@@ -3,6 +3,7 @@ by problem, metrics and how many updates."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from isojax.rl.train_step import UpdateResult
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
 from isojax.sampling.layout import Layout
 from isojax.tasks.protocol import Grades
-from tests.device import CONFIG, DECODER, Parity, mesh
+from tests.device import CONFIG, DECODER, Parity, mesh, quick_jit
 from tests.refusals import refused
 from tests.rl.test_update_parts import batch_of, shapes
 
@@ -64,8 +65,7 @@ def test_rewards_are_summed_by_problem() -> None:
 
     table_index = jnp.array([4, 0, 4, *[1] * (shapes(2).problem_rows - B_P)])
     update: Any = SimpleNamespace(shapes=shapes(2))
-    on_device = batch._replace(rewards=jnp.asarray(batch.rewards))
-    sums = FusedUpdate._sum_rewards(update, on_device, table_index, 6)
+    sums = quick_jit(lambda batch: FusedUpdate._sum_rewards(update, batch, table_index, 6))(batch)
     assert sums.tolist() == [by_problem[1], 0, 0, 0, by_problem[0] + by_problem[2], 0]
 
 
@@ -222,16 +222,17 @@ def test_rollouts_move_to_the_rows_of_the_trainers_shards() -> None:
     number = np.arange(sampler_shards)[:, None] * rows + np.arange(rows)
     tokens = np.broadcast_to(number[..., None], (sampler_shards, rows, 3)).astype(np.int32)
     sampled = Rollouts(
-        *map(jnp.asarray, (tokens, -tokens * 1.0, tokens >= 0, tokens[..., :1] * 2.0)),
-        stopped=jnp.asarray(number % 2 == 0),
-        lengths=jnp.asarray(1 + number % 3),
+        *(tokens, -tokens * 1.0, tokens >= 0, tokens[..., :1] * 2.0),
+        stopped=number % 2 == 0,
+        lengths=1 + number % 3,
     )
     buffer_rows = 23
     programs: Any = SimpleNamespace(
         shapes=SimpleNamespace(shards=shards, buffer_rows=buffer_rows),
         sampler_shards=sampler_shards,
     )
-    moved = AsyncPrograms._to_trainer_layout(programs, sampled, jnp.int32(4), jnp.int32(5))
+    move = quick_jit(partial(AsyncPrograms._to_trainer_layout, programs))
+    moved = move(sampled, np.int32(4), np.int32(5))
     here = Layout(4, 5, shards)
     order = np.arange(20)
     assert here.in_order(moved.tokens)[:, 0].tolist() == order.tolist()

@@ -27,7 +27,7 @@ from isojax.rl.optimizer import ADAM, CriticState, TrainState
 from isojax.rl.train_step import BatchSignals, TrainStep
 from isojax.sampling.batch import RolloutBatch
 from isojax.sampling.layout import Layout
-from tests.device import CONFIG, DECODER, Parity, mesh
+from tests.device import CONFIG, DECODER, Parity, mesh, quick_jit
 from tests.rl.test_update_parts import T, batch_of, shapes
 
 B_P, N = 3, 4  # of a batch; 12 rollouts are half of the learning rate's reference
@@ -202,14 +202,15 @@ def test_values_go_back_to_the_rows_of_their_responses(shard: int) -> None:
     responses = ResponseBatch(batch.rollouts.tokens[shard], mask, np.arange(sizes.buffer_rows))
     objective: Any = NumberedValues()
     accumulator = GradientAccumulator(objective, sizes)
-    shard_batch = accumulator.shard_batch(
-        jax.tree.map(lambda x: jnp.asarray(x)[None], responses),
-        jnp.array([shard]),
-        jnp.int32(3),
-        jnp.int32(5),
-    )
-    inputs: Any = UpdateInputs({}, {}, jax.tree.map(jnp.asarray, batch.problems), ())
-    got = np.asarray(values_of_rows(objective, accumulator, inputs, shard_batch))
+    inputs: Any = UpdateInputs({}, {}, batch.problems, ())
+
+    @quick_jit
+    def values_of(responses: Any, shard: Any, inputs: Any) -> Any:
+        shard_batch = accumulator.shard_batch(responses, shard, jnp.int32(3), jnp.int32(5))
+        return values_of_rows(objective, accumulator, inputs, shard_batch)
+
+    of_shard = jax.tree.map(lambda x: x[None], responses)
+    got = np.asarray(values_of(of_shard, np.array([shard]), inputs))
     counts = mask.any(-1) & (np.arange(len(mask)) < (8 if shard == 0 else 7))
     expected = np.where(counts[:, None], batch.rollouts.tokens[shard], 0)
     assert got.tolist() == expected.tolist()
