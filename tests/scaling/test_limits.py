@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,26 +26,32 @@ from isojax.scaling.allocate.recommend import (
     recommend,
 )
 from isojax.scaling.checks import fit_flags
+from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.comparison import EarlierSaturation, RewardDifference
+from isojax.scaling.curve_from_file import fit_curve_file
 from isojax.scaling.curves.departures import _visible_part
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat
 from isojax.scaling.curves.paper_mode import fit_points, record_breaking_indices
+from isojax.scaling.curves.single_run import find_reward_range
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples
 from isojax.scaling.evaluation_noise import autocorrelation, difference_sd, noise_sd
 from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
 from isojax.scaling.law.frontier import compute_frontier
+from isojax.scaling.law.law_from_file import _law_flags
 from isojax.scaling.learning import _describe_rewards, _tail, find_nothing_learnt_by_run
 from isojax.scaling.result import (
+    CountedUpdates,
     CurveDraws,
     FitDiagnostics,
     FitResult,
     FittedCurve,
     FlatStart,
     ForecastTrial,
+    Law,
     NStarFit,
     OverfittedRun,
     SegmentRow,
@@ -56,6 +63,7 @@ from isojax.scaling.validate import _judge_choice
 from tests.refusals import refused
 from tests.scaling.documents import CONSTANT, SHAPES, document, with_curve
 from tests.scaling.sweeps import run
+from tests.scaling.test_run_health import made
 
 REQUEST = AllocationRequest(C=1e5, B_max=None, fix={}, epsilon=0.005, extrapolate=False)
 TWO_N = {cell: shape for cell, shape in SHAPES.items() if cell[1] < 64}
@@ -519,3 +527,53 @@ def test_where_no_cell_ever_rises_all_are_tied_and_the_smallest_n_stands_for_the
     curves = [replace(curve, flat_start=never) for curve in document().curves]
     points = compute_frontier(curves).points
     assert {(p.n, p.tied, p.reward) for p in points} == {(4, True, 0.2)}
+
+
+# Files of points, and what is read.
+
+
+def test_ten_points_from_0_to_1_are_enough_and_within_the_range_of_rewards(tmp_path: Path) -> None:
+    def flags(points: int, top: float) -> str:
+        rows = [f"{1000 * 2**i},{top * i / (points - 1)}" for i in range(points)]
+        file = tmp_path / f"{points}.csv"
+        file.write_text("\n".join(["C,R", *rows]) + "\n")
+        return " ".join(fit_curve_file(file, "C", "R").document["flags"])
+
+    assert "only" not in (enough := flags(10, 1.0)) and "within" not in enough
+    assert "only 9 points" in (fewer := flags(9, 1.01)) and "is not within [0, 1]" in fewer
+
+
+def test_the_range_of_rewards_has_its_ends() -> None:
+    assert find_reward_range(np.array([0.0, 0.5])) == find_reward_range(np.array([0.5, 1.0]))
+    assert find_reward_range(np.array([0.0, 1.0])) == (0.0, 1.0)
+    assert find_reward_range(np.array([0.0, 1.5])) == (-1.5, 3.0)
+
+
+@pytest.mark.parametrize(("n", "is_few"), [([4, 8, 16, 32], False), ([4, 8, 16, 16], True)])
+def test_two_distinct_n_for_each_parameter(n: list[int], is_few: bool) -> None:
+    line = Law("linear", 0.0, 1.0, 5.0, 3.0)
+    C = np.geomspace(1e4, 1e5, 4)
+    flags = list(_law_flags(C, np.array(n, dtype=np.float64), line, None))
+    assert any("distinct n" in flag for flag in flags) == is_few
+
+
+def test_counts_that_stay_are_refused() -> None:
+    assert CountedUpdates(C=(0, 1), M=(0, 1))
+    for C, M in (((0, 0), (0, 1)), ((0, 1), (1, 1))):
+        with pytest.raises(ValueError, match="rising"):
+            CountedUpdates(C=C, M=M)
+
+
+def test_four_evaluations_can_be_judged() -> None:
+    """Of the sampler's mismatch, which must hold three times."""
+    flags = [
+        health_flags(made([0.2] * count, sampler_logp_gap=[0.5] * (count - 1))) for count in (3, 4)
+    ]
+    assert [len(f) for f in flags] == [0, 1]
+
+
+def test_no_choice_is_judged_where_nothing_is_hidden() -> None:
+    tracks = [run(16, n, 0, [0, 5e4, 1e5], [0.2, 0.5, 0.6]) for n in (4, 16)]
+    ensemble = load_ensemble(document())
+    assert _judge_choice(ensemble, tracks, C_above=99_999.0)["C"] == 1e5
+    assert _judge_choice(ensemble, tracks, C_above=1e5)["C"] is None
