@@ -36,12 +36,15 @@ from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat
 from isojax.scaling.curves.paper_mode import fit_points, record_breaking_indices
+from isojax.scaling.curves.posterior_mode import fit_shape, has_no_n_effect
 from isojax.scaling.curves.single_run import find_reward_range
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples
 from isojax.scaling.evaluation_noise import autocorrelation, difference_sd, noise_sd
 from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
+from isojax.scaling.law import referee
 from isojax.scaling.law.frontier import compute_frontier
 from isojax.scaling.law.law_from_file import _law_flags
+from isojax.scaling.law.referee import ComparedCells
 from isojax.scaling.learning import _describe_rewards, _tail, find_nothing_learnt_by_run
 from isojax.scaling.result import (
     CountedUpdates,
@@ -62,7 +65,7 @@ from isojax.scaling.spending import SpendPolicy
 from isojax.scaling.validate import _judge_choice
 from tests.refusals import refused
 from tests.scaling.documents import CONSTANT, SHAPES, document, with_curve
-from tests.scaling.sweeps import run
+from tests.scaling.sweeps import packed, run
 from tests.scaling.test_run_health import made
 
 REQUEST = AllocationRequest(C=1e5, B_max=None, fix={}, epsilon=0.005, extrapolate=False)
@@ -577,3 +580,44 @@ def test_no_choice_is_judged_where_nothing_is_hidden() -> None:
     ensemble = load_ensemble(document())
     assert _judge_choice(ensemble, tracks, C_above=99_999.0)["C"] == 1e5
     assert _judge_choice(ensemble, tracks, C_above=1e5)["C"] is None
+
+
+# Whether n matters, by two n or two pairs.
+
+
+def test_two_n_are_compared() -> None:
+    one_curve = packed(curves=dict.fromkeys(((16, 4), (16, 8)), (0.6, 1.0, 8e3)), noise=0.01)
+    assert has_no_n_effect(one_curve, fit_shape(1.0, one_curve))
+
+
+def rewards_of(*keys: tuple[int, int]) -> ComparedCells:
+    C = np.geomspace(1e3, 1e5, 4)
+    rewards = np.full((5, len(keys), 4), 0.5)
+    return ComparedCells(keys, C, rewards, np.ones((len(keys), 4), dtype=bool))
+
+
+def test_two_pairs_of_one_batch_are_judged_and_one_asks_for_another() -> None:
+    pairs = rewards_of((8, 8), (16, 4), (32, 2))
+    assert referee._judge_batch(pairs).open_loss is not None
+    # no run has half of n = 2
+    missing = referee._judge_batch(rewards_of((8, 2), (8, 4))).missing_run
+    assert missing is not None and (missing.B_p, missing.n) == (16, 2)
+
+
+def test_an_n_of_128_counts_as_hundreds() -> None:
+    assert referee._judge_hundreds(rewards_of((8, 64), (8, 128))).open_loss is not None
+    assert referee._judge_hundreds(rewards_of((8, 128), (8, 256))).open_loss is None
+
+
+@pytest.mark.parametrize(("hits", "words"), [(8, "no n has come"), (9, "only n = 4")])
+def test_more_than_eight_hits_are_a_change(hits: int, words: str) -> None:
+    """Of 64 rollouts, from a level of 0."""
+    curves = document({(16, 4): (0.6, 1.0, 1.0), (16, 16): (0.6, 1.0, 1.0)}).curves
+    flat = FlatStart(level=0.0, rollouts=64.0, C_flat=1e5, C_rise=None)
+    left = replace(flat, level=hits / 64)
+    curves = (replace(curves[0], flat_start=left), replace(curves[1], flat_start=flat))
+    samples = PosteriorSamples.of_curves(
+        (curves[1], curves[0]), rollouts=64.0, tail=np.ones(2), R0=np.zeros(2),
+        A=np.ones((2, 2)), exponent=np.ones((2, 2)), C_mid=np.ones((2, 2)), shift=np.zeros((2, 2)),
+    )  # fmt: skip
+    assert words in (referee._nothing_compared(samples) or "")
