@@ -567,12 +567,12 @@ def test_counts_that_stay_are_refused() -> None:
             CountedUpdates(C=C, M=M)
 
 
-def test_four_evaluations_can_be_judged() -> None:
-    """Of the sampler's mismatch, which must hold three times."""
-    flags = [
-        health_flags(made([0.2] * count, sampler_logp_gap=[0.5] * (count - 1))) for count in (3, 4)
-    ]
-    assert [len(f) for f in flags] == [0, 1]
+@pytest.mark.parametrize(("count", "flags"), [(4, 1), (3, 0)])
+def test_four_evaluations_can_be_judged(count: int, flags: int) -> None:
+    record = made([0.2] * count)
+    mismatch = {"sampler_logp_gap": 0.5}
+    points = tuple(replace(point, train=mismatch) for point in record.points)
+    assert len(health_flags(replace(record, points=points))) == flags
 
 
 def test_no_choice_is_judged_where_nothing_is_hidden() -> None:
