@@ -118,6 +118,12 @@ def follow(step: Any, shapes: SamplerShapes, batch: SamplingBatch, records: bool
 
     rng = np.random.default_rng([count, n])
     ring = None if batch.ring_groups is None else int(batch.ring_groups)
+    rows = shapes.buffer_rows if batch.ring_rows is None else int(batch.ring_rows)
+
+    def problem_of(row: int) -> int:
+        group = (first_rollout + row) // n
+        return group if ring is None else group % ring
+
     busy = np.zeros(shapes.slots, bool)
     seen: list[int] = []
     keys = np.asarray(all_keys(batch.key, batch.problems.ids))
@@ -149,17 +155,14 @@ def follow(step: Any, shapes: SamplerShapes, batch: SamplingBatch, records: bool
         ]
         for slot in np.flatnonzero(new):
             row = int(slots.row[slot])
-            group, rollout = divmod(first_rollout + row, n)
-            problem = group if ring is None else group % ring
+            problem, rollout = problem_of(row), (first_rollout + row) % n
             assert (slots.key[slot] == keys[problem, rollout]).all()
             assert slots.position[slot] == batch.problems.lengths[problem]
             assert slots.t[slot] == 0 and slots.nucleus_mass[slot] == 1
             assert cache[slot // W] == 100 + problem
             assert hidden[slot // W, 0] == 100.5 + problem
             if records:
-                assert prompt_experts[
-                    row if ring is None else row % int(batch.ring_rows)
-                ].tolist() == [100 + problem, 200 + problem]
+                assert prompt_experts[row % rows].tolist() == [100 + problem, 200 + problem]
             seen.append(row)
         if W == 1:  # in their order
             assert seen == sorted(seen)
@@ -179,6 +182,10 @@ def follow(step: Any, shapes: SamplerShapes, batch: SamplingBatch, records: bool
         busy &= ~ends
         state = state._replace(slots=state.slots._replace(row=np.where(ends, -1, slots.row)))
     assert sorted(seen) == list(range(count))
+    kept = range(count)[-rows:] if records else []  # whose buffer rows no later rollout has taken
+    assert [int(prompt_experts[row % rows, 0]) for row in kept] == [
+        100 + problem_of(row) for row in kept
+    ]
 
 
 @pytest.mark.parametrize(
