@@ -3,20 +3,24 @@ replies."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from isojax.core.shapes import SamplerShapes
+from isojax.distributed.sharding import ROLLOUT_AXES, map_over_shards
 from isojax.sampling.batch import SamplingBatch
+from isojax.sampling.engine import Engine
 from isojax.sampling.layout import Layout
 from isojax.sampling.replies import Replies, WaitingSlot, has_ended, make_replies, receive
 from isojax.sampling.slots import Slots, work_items
-from isojax.tasks.protocol import Interruption
-from tests.device import mesh
+from isojax.tasks.protocol import Interruption, StopConditions
+from tests.device import mesh, quick_jit
 
 T = 6
 
@@ -128,3 +132,93 @@ def test_replies_are_laid_out_by_slot_and_received() -> None:
     tokens, _, _, _, lengths = outputs
     assert lengths.tolist() == [0, 5, 0, 4, 0, 0, 0, 0]
     assert np.asarray(tokens).any(1).tolist() == [r in (1, 3) for r in range(8)]
+
+
+def test_a_reply_ends_no_turn_and_no_stop_string() -> None:
+    """Of the stop string 0 1 and the end token 3: a string is found at its last drawn token, and a
+    reply's tokens, held as ~token, never count for one. Where no task replies, all tokens are
+    drawn."""
+    transitions = np.array([[1, 0, 0, 0], [1, 2, 0, 0]])
+    stops = StopConditions((3,), transitions, host_replies=True)
+    token = jnp.array([0, 1, 1, 1, 3, 3, 0, 0])
+    is_context = jnp.array([False, False, False, True, True, False, False, True])
+    slots = slots_of([[0] * T] * 8, t=[0] * 8, stop_state=jnp.array([0, 0, 1, 1, 0, 0, 1, 1]))
+    engine: Any = SimpleNamespace(stops=stops)
+    met, state = Engine._meet_stops(engine, slots, token, jnp.where(is_context, ~token, token))
+    assert met.tolist() == [False, False, True, False, False, True, False, False]
+    assert state.tolist() == [1, 0, 2, 0, 0, 0, 1, 0]
+    engine.stops = StopConditions((3,), transitions)
+    met, state = Engine._meet_stops(engine, slots, token, token)
+    assert met.tolist() == [False, False, True, True, True, True, False, False]
+    assert state.tolist() == [1, 0, 2, 2, 0, 0, 1, 1]
+
+
+def test_what_follows_a_token_is_written_ahead_or_the_response_is_done() -> None:
+    """Six slots of T = 6: one whose turn has ended gets two tokens and goes on; another has no room
+    for them; to a third there is no reply; one was done before; one is full; one just goes on."""
+    replies = jnp.array([2, 2, 0, 2, 2, 2])
+    context = jnp.broadcast_to(jnp.array([11, 12, 13]), (6, 3))
+    seen: list[Any] = []
+
+    def reply(answers: Any, tokens: Any, lengths: Any) -> Any:
+        seen.append((answers, tokens.tolist(), lengths.tolist()))
+        return context, replies
+
+    t = [2, 5, 2, 2, 6, 3]
+    stopped = jnp.array([True, True, True, True, False, False])
+    slots = slots_of([[7, ~8, 7, 7, 7, 7]] * 6, t, stopped=stopped)
+    was_done = jnp.array([False, False, False, True, False, False])
+    engine: Any = SimpleNamespace(
+        shapes=SimpleNamespace(response_length=T), stops=StopConditions((3,), None, reply=reply)
+    )
+    answers: Any = "answers"
+    after, done = Engine._write_context(engine, slots, was_done, answers)
+    assert done.tolist() == [False, True, True, True, True, False]
+    assert after.stopped.tolist() == [False, False, True, True, False, False]
+    assert after.tokens[0].tolist() == [7, ~8, ~11, ~12, 7, 7]
+    assert (after.tokens[1:] == slots.tokens[1:]).all()
+    assert seen == [("answers", [[7, 8, 7, 7, 7, 7]] * 6, t)]
+
+    # Without replies, a response that has stopped is done.
+    engine.stops = StopConditions((3,), None)
+    after, done = Engine._write_context(engine, slots, was_done, None)
+    assert done.tolist() == [True, True, True, True, True, False]
+    assert (after.tokens == slots.tokens).all()
+
+
+def test_a_phrase_is_written_where_a_response_is_due_and_not_done() -> None:
+    """After 3 tokens: one is interrupted, one has stopped, one is not due; and after 4 the phrase
+    does not fit, and the response goes on without it."""
+    stops = StopConditions((), None, interruption=Interruption(3, (21, 22), None))
+    engine: Any = SimpleNamespace(shapes=SimpleNamespace(response_length=T), stops=stops)
+    slots = slots_of([[7] * T] * 3, [3, 3, 2], stopped=jnp.array([False, True, False]))
+    after, done = Engine._write_context(engine, slots, jnp.zeros(3, bool), None)
+    assert done.tolist() == [False, True, False]
+    assert after.tokens.tolist() == [[7, 7, 7, ~21, ~22, 7], [7] * T, [7] * T]
+    engine.stops = StopConditions((), None, interruption=Interruption(4, (21, 22), None))
+    slots = slots_of([[7] * T], [4], stopped=jnp.array([False]))
+    after, done = Engine._write_context(engine, slots, jnp.zeros(1, bool), None)
+    assert not done.any() and after.tokens.tolist() == [[7] * T]
+
+
+def test_all_shards_have_work_while_one_has() -> None:
+    """Else they would not meet at the end of a chunk."""
+    on, by_shard = mesh("data=2"), PartitionSpec(ROLLOUT_AXES)
+    shapes = SamplerShapes([(4, 3)], 2, 2, 4, 2, T)
+    share = Layout(4, 3, 2).shard_slice(jnp.int32(0))
+    problems: Any = None
+    batch = SamplingBatch(problems, share, jnp.int32(3), jax.random.key(0))
+    end = int(work_items(shapes, batch).end)
+    engine: Any = SimpleNamespace(shapes=shapes)
+
+    def has_work(next_item: Any, row: Any) -> Any:
+        queue = SimpleNamespace(
+            next_item=next_item[0], next_rollout=jnp.zeros(2), end_rollout=jnp.zeros(2)
+        )
+        state: Any = SimpleNamespace(queue=queue, slots=SimpleNamespace(row=row))
+        return Engine.has_work(engine, batch, state)[None]
+
+    of_shards = quick_jit(map_over_shards(has_work, on, (by_shard, by_shard), by_shard))
+    for items_left, rows, expected in (([0, 0], -1, False), ([0, 1], -1, True), ([0, 0], 0, True)):
+        next_item = end - np.array(items_left)
+        assert of_shards(next_item, np.array([-1, rows])).tolist() == [expected] * 2
