@@ -163,7 +163,7 @@ BALANCE = 0.5
     ("axes", "microbatch"),
     [
         ("auto", IN_BLOCKS),
-        ("auto", TOGETHER),
+        pytest.param("auto", TOGETHER, marks=pytest.mark.slow),
         pytest.param("data=2,fsdp=2,tensor=2", IN_BLOCKS, marks=pytest.mark.slow),
         pytest.param("fsdp=8", TOGETHER, marks=pytest.mark.slow),
     ],
