@@ -149,17 +149,15 @@ def test_zeros_where_no_log_probs_were_asked_for() -> None:
     [("ab", True, [0, 1, END]), ("abde", False, [0, 1, 3, 4]), ("", False, [])],
 )
 def test_of_a_text_alone_the_tokens_are_isojaxs(
-    text: str, stopped: bool, tokens: list[int]
+    text: str, stopped: bool, tokens: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few they are: those that were drawn may be others."""
-    completion = Completion(text if not stopped else f"{text}c", stopped)
-    if stopped:
-        completion = replace(completion, text=text)
-    ask = replace(ASK, with_logps=False)
     inspector = make_inspector(gives_tokens=False)
-    inspector._compare = lambda server_text, own_text: None  # type: ignore[method-assign]
-    response = inspector.to_response(ask, completion)
+    compared: list[tuple[str, str]] = []
+    monkeypatch.setattr(inspector, "_compare", lambda *texts: compared.append(texts))
+    response = inspector.to_response(replace(ASK, with_logps=False), Completion(text, stopped))
     assert np.asarray(response.tokens).tolist() == tokens and response.stopped == stopped
+    assert compared == [(text, f"{text}c" if stopped else text)]
 
 
 def test_a_few_texts_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
