@@ -40,7 +40,7 @@ from isojax.rl.objective import (
 from tests.device import VOCAB, P, T, mesh, quick_jit, random_problems
 from tests.refusals import refused
 
-pytestmark = pytest.mark.seconds(90)
+pytestmark = pytest.mark.seconds(60)
 
 D, F, E, K = 16, 12, 4, 2
 OPTIONS: dict[str, Any] = {"experts": E, "top_k": K, "expert_mlp": F, "dense_layers": [0]}
@@ -245,6 +245,15 @@ def test_the_router_keeps_what_bfloat16_would_round_away() -> None:
     np.testing.assert_allclose(routing.weights, [[1 / (1 + np.exp(-1))]], rtol=1e-6)
 
 
+def drawn_params(decoder: Decoder, on: Any, rng: np.random.Generator) -> Any:
+    """Of which no part of an adapter is 0, as its B is in the beginning."""
+
+    def draw(x: jax.ShapeDtypeStruct) -> np.ndarray:
+        return rng.normal(0, 0.3, x.shape).astype(np.float32)
+
+    return jax.device_put(jax.tree.map(draw, decoder.shapes()), decoder.shardings(on))
+
+
 @cache
 def gradient_on(axes: str, decoder: Decoder = DECODER) -> Any:
     """Of 8 prompts with 4 responses each, by the update's own gradient."""
@@ -274,11 +283,7 @@ def gradient_on(axes: str, decoder: Decoder = DECODER) -> Any:
     problems = jax.tree.map(
         lambda x: np.resize(x, (shapes.problem_rows, *x.shape[1:])), random_problems(8)
     )
-    # Of which no part of an adapter is 0, as its B is in the beginning.
-    params = jax.tree.map(
-        lambda x: x + 0.1 * rng.normal(size=x.shape), decoder.init(jax.random.key(3))
-    )
-    params = jax.device_put(jax.tree.map(np.float32, params), decoder.shardings(on))
+    params = drawn_params(decoder, on, rng)
     update = UpdateInputs(
         decoder.trained(params), base_of(decoder, params), problems, make_coefficients(RLConfig())
     )
@@ -319,7 +324,7 @@ def logits_on(axes: str, decoder: Decoder = DECODER) -> tuple[np.ndarray, np.nda
     on, rng = mesh(axes), np.random.default_rng(5)
     lengths = np.array([9, 5, 7, 4], np.int32)
     given = Sequences(rng.integers(4, VOCAB, (4, 9)).astype(np.int32), lengths)
-    params = jax.device_put(decoder.init(jax.random.key(6)), decoder.shardings(on))
+    params = drawn_params(decoder, on, rng)
     logits = whole_pass(decoder, on, params, given)
     sampled = sample(decoder, on, params, given, platform="tpu")
     return logits, sampled.logits, sampled.tokens
@@ -485,7 +490,7 @@ def test_adapters_of_experts_are_what_is_added_to_their_matrices(tmp_path: Path)
     its own."""
     config = CONFIG.model_copy(update={"lora": EXPERT_LORA})
     decoder, rng = Decoder(config, VOCAB), np.random.default_rng(4)
-    adapters, base = split_adapters(decoder.init(jax.random.key(0)))
+    adapters, base = split_adapters(quick_jit(decoder.init)(jax.random.key(0)))
     assert not np.any(adapters["blocks_1"]["expert_down_lora_b"]) and np.any(
         adapters["blocks_1"]["expert_down_lora_a"]
     )
@@ -525,10 +530,8 @@ def test_adapters_of_experts_are_split_with_them() -> None:
     assert tuple(shardings["expert_gate_lora_b"].spec)[:2] == (None, "tensor")
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [pytest.param("data=2,fsdp=2,tensor=2", marks=pytest.mark.slow), "expert=4,tensor=2"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "expert=4,tensor=2"])
 def test_the_gradient_of_experts_adapters_is_the_same_on_meshes(axes: str) -> None:
     decoder = Decoder(CONFIG.model_copy(update={"lora": EXPERT_LORA}), VOCAB)
     expected, found = gradient_on("auto", decoder), gradient_on(axes, decoder)

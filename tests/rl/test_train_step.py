@@ -40,9 +40,17 @@ from tests.device import (
 from tests.hlo import check_separate, collectives
 
 CELLS = [(16, 2), (13, 7), (2, 16)]
-CELL = CellConfig(model=CONFIG, rl=RLConfig(entropy=0.001, learning_rate=2e-2, warmup=3))
+RL = RLConfig(entropy=0.001, learning_rate=2e-2, warmup=3, max_consecutive_nonfinite=2)
+CELL = CellConfig(model=CONFIG, rl=RL)
 U = 64
 TABLE = random_problems(40, seed=5)
+
+
+class Faulty(Parity):
+    """Its rewards are no numbers for a problem whose answer begins with 1: none of TABLE."""
+
+    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
+        return jnp.where(answers[..., 0] == 1, jnp.nan, super().verify(answers, tokens, mask))
 
 
 class Trainer:
@@ -51,7 +59,7 @@ class Trainer:
     def __init__(self, axes: str = "auto", slots: int = 6):
         self.mesh = mesh(axes)
         self.sampler_shapes = SamplerShapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
-        self.program = build_fused_update(CELL, DECODER, Parity(), self.sampler_shapes, self.mesh)
+        self.program = build_fused_update(CELL, DECODER, Faulty(), self.sampler_shapes, self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.base = placed(policy(), self.mesh)
 
@@ -261,33 +269,21 @@ def test_an_update_equals_a_plain_program(trainer: Trainer, B_p: int, n: int) ->
         np.testing.assert_allclose(np.asarray(after) - before, step, atol=0.01 * lr)
 
 
-class Faulty(Parity):
-    """Its rewards are no numbers for a problem whose answer begins with 1."""
-
-    def verify(self, answers: Any, tokens: Any, mask: Any) -> Any:
-        return jnp.where(answers[..., 0] == 1, jnp.nan, super().verify(answers, tokens, mask))
-
-
 def test_updates_that_are_not_finite_are_skipped_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Updates 1 and 3 to 5 have a problem without a reward. Parameters and moments stay, bit for
     bit, and so many in a row end the loop.
     """
-    faulty = Trainer()
-    cell = CELL.model_copy(
-        update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})}
-    )
-    faulty.program = build_fused_update(cell, DECODER, Faulty(), faulty.sampler_shapes, faulty.mesh)
     monkeypatch.setitem(
         globals(),
         "TABLE",
         TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1)),
     )
-    index = faulty.index(13)
+    index = trainer.index(13)
     index[index == 38] = 37
     index[[1, 3, 4, 5], 0] = 38
-    ends = {count: faulty(faulty.fresh(), index, count, 13, 7) for count in (1, 2, 3, 6)}
+    ends = {count: trainer(trainer.fresh(), index, count, 13, 7) for count in (1, 2, 3, 6)}
     (one, _), (two, sums), (three, _), (last, all_sums) = ends.values()
     assert equal(
         one._replace(step=0, consecutive_nonfinite=0), two._replace(step=0, consecutive_nonfinite=0)

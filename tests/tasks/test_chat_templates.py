@@ -16,6 +16,11 @@ from tests.tasks.tokenizer_folders import byte_level
 CHATS = [[{"role": "user", "content": f"1 + {i} ="}] for i in range(3)]
 
 
+@pytest.fixture(autouse=True)
+def chat_templates_need_no_process() -> None:
+    """Here they have one: the fixture of conftest.py is not used."""
+
+
 def render(folder: Path, template: str, **options: Any) -> list[str]:
     return tokenizer.render_chats(load_tokenizer(byte_level(folder, chat=template)), CHATS, options)
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from isojax.core.config import (
     CellConfig,
@@ -21,6 +22,7 @@ from isojax.tasks.task import TextTask
 from isojax.train.base_policy import eval_problem_sets
 from isojax.train.evaluate import EvalCounts, RolloutSample
 from isojax.train.outputs import write_samples
+from tests.tasks.rendering import render_in_this_process
 from tests.tasks.tokenizer_folders import byte_level
 
 
@@ -56,7 +58,10 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(
     ]
 
 
-def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(tmp_path: Path) -> None:
+def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render_in_this_process(monkeypatch)
     chat = PromptConfig(format="chat", system="Be brief.", template="{prompt}?")
     problems = [Problem(0, "3 + 4 =", "7")]
     model = ModelConfig(path=str(byte_level(tmp_path)))
