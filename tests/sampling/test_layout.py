@@ -11,6 +11,7 @@ import pytest
 
 from isojax.sampling.batch import (
     Rollouts,
+    RoutedRollouts,
     SamplingBatch,
     count_turns,
     response_logps,
@@ -96,6 +97,8 @@ def test_what_belongs_to_each_rollout_in_order() -> None:
     masses = response_nucleus_mass(rollouts, layout)
     assert [len(x) for x in masses] == [4, 2, 3] and masses[1] == pytest.approx([0.9, 0.9])
     assert rollouts.response_mask[0, 1].tolist() == [True, True, False, False]
+    routed = RoutedRollouts(*rollouts, prompt_experts=mask, experts=mask)
+    assert (routed.response_mask == rollouts.response_mask).all()
 
 
 def test_rows_of_a_share_and_of_a_ring() -> None:
