@@ -94,6 +94,7 @@ def test_a_response_by_hand() -> None:
         [SampledResponse([3], [-1], True)],
         [SampledResponse([3], [-1], True), SampledResponse([5, 24], [-1, -1], True)],
         [SampledResponse([3], [], True)] * 2,
+        [SampledResponse([3], [-1], True), SampledResponse([5, ~24], [-1, 0], True)],
     ],
 )
 def test_lists_that_are_no_rollouts(responses: list[SampledResponse]) -> None:
