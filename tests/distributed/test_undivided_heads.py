@@ -30,7 +30,7 @@ SAMPLING = SamplingConfig(prompt_length=P, response_length=T)
 
 
 def model(heads: int, kv_heads: int) -> ModelConfig:
-    return CONFIG.model_copy(update={"heads": heads, "kv_heads": kv_heads})
+    return CONFIG.model_copy(update={"layers": 1, "heads": heads, "kv_heads": kv_heads})
 
 
 class FusedUpdate:

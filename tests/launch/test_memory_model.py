@@ -236,6 +236,7 @@ def test_a_recipe_adds_what_it_holds() -> None:
 
 SMOL = (
     "cell.model.path=null",
+    "cell.model.layers=6",
     "sweep.decode_slots=16",
     "sweep.microbatch=4",
     "cell.sampling.response_length=16",
@@ -250,7 +251,7 @@ OTHER_LAYERS = (
     *(
         "cell.task=jsonl:none",
         "cell.model.vocab=1000",
-        "cell.model.layers=6",
+        "cell.model.layers=4",
         "cell.model.width=256",
     ),
     *(
@@ -262,8 +263,9 @@ OTHER_LAYERS = (
     *("cell.sampling.prompt_length=64", "cell.sampling.response_length=64"),
     *("sweep.decode_slots=32", "sweep.microbatch=16"),
 )
-SLIDING = ("cell.model.family=qwen2", "cell.model.options={window: 32, sliding_layers: [0, 1, 2]}")
+SLIDING = ("cell.model.family=qwen2", "cell.model.options={window: 32, sliding_layers: [0, 1]}")
 EXPERTS = (
+    "cell.model.layers=6",
     "cell.model.family=qwen3_moe",
     "cell.model.options={experts: 8, top_k: 2, expert_mlp: 128}",
 )

@@ -129,7 +129,7 @@ def dense() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("axes", "m"), [("auto", 3), (MESHES[0], 3), ("fsdp=2,sequence=2", 3), ("data=2,fsdp=2", 2 * N)]
+    ("axes", "m"), [(MESHES[0], 3), ("fsdp=2,sequence=2", 3), ("data=2,fsdp=2", 2 * N)]
 )
 def test_gradients_equal_a_dense_program(
     axes: str, m: int, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """The gradient of whole updates, a recipe of each loss, against a plain program: every response
 scored alone, its sequence unpadded, and the recipe written in the loops of reference_losses.py. On
-one device, on two and on four, with other microbatches and padding."""
+four devices, which split responses and vocabulary; and one recipe each on one device and on two,
+with other microbatches and padding."""
 
 from __future__ import annotations
 
@@ -85,11 +86,7 @@ RECIPES = {
 # mesh, microbatch, prompts of a block, and the largest B_p of the sweep, which is what the buffers
 # are for
 ONE, TWO, FOUR = ("auto", 3, 2, 5), ("data=2", 16, 4, 7), ("data=2,tensor=2", 5, 3, 6)
-CASES = [
-    (name, layout)
-    for name in RECIPES
-    for layout in (TWO if name in ("cispo", "ppo", "3 of 4") else ONE, FOUR)
-]
+CASES = [*((name, FOUR) for name in RECIPES), ("grpo", ONE), ("ppo", TWO)]
 
 
 class Alone:

@@ -144,11 +144,9 @@ def inverse(p: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 ONE_DEVICE = [
     Case(7),
-    Case(6, 2),
     Case(12, 4),
     Case(36, 4, temperature=0.7, top_p=0.9),
     Case(9, 3, vocab=1000),
-    Case(5, vocab=1009),
 ]
 SHARDED = [Case(12, 4, MESHES[0]), Case(6, 2, MESHES[1])]
 
@@ -185,7 +183,7 @@ def test_every_token_is_the_exact_distributions_inverse_at_its_own_uniform_numbe
         np.testing.assert_array_equal(mask, np.arange(T)[None] < length[:, None])
 
 
-@pytest.mark.parametrize("case", [*ONE_DEVICE[:3], *SHARDED], ids=str)
+@pytest.mark.parametrize("case", [*ONE_DEVICE[:2], *SHARDED], ids=str)
 def test_any_order_of_the_queue_gives_the_same_bits(case: Case) -> None:
     """Problems in another order meet other slots, groups, neighbours and shards."""
     rng = np.random.default_rng(case.R)
@@ -196,7 +194,7 @@ def test_any_order_of_the_queue_gives_the_same_bits(case: Case) -> None:
                 np.testing.assert_array_equal(one[order], other.reshape(B_p, n, T))
 
 
-@pytest.mark.parametrize("case", [Case(7), Case(15, 3), Case(20, 4)], ids=str)
+@pytest.mark.parametrize("case", [Case(7), Case(20, 4)], ids=str)
 def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     """Slots in mid-response change places, with what their cache holds; prefix groups do, and slots
     within them."""
@@ -348,7 +346,7 @@ def large(V: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("V", [1000, 1009, 1022, 4096, 4999, 5000])
+@pytest.mark.parametrize("V", [1009, 1022, 4096])
 def test_the_draw_from_a_large_vocabulary_is_the_plain_inverse(V: int) -> None:
     """In blocks or, of a prime, as one: float64's token save within 1e-6 of an edge, never an
     impossible one."""

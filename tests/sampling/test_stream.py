@@ -35,6 +35,7 @@ from tests.device import (
     MESHES,
     VOCAB,
     P,
+    gather,
     mesh,
     placed,
     policy,
@@ -50,7 +51,7 @@ T, SLOTS = 5, 12
 CELLS = [(1, 1), (13, 7), (5, 32)]
 PROBLEMS = random_problems(16)
 # of each, whether bits are compared
-AXES = {"auto": True, MESHES[0]: True, MESHES[1]: False, "tensor=2": False}
+AXES = {"auto": True, MESHES[0]: True, MESHES[1]: False}
 
 
 @dataclass
@@ -59,20 +60,16 @@ class Pair:
 
     axes: str
     bits: bool = True
-    width: int = 1
-    top_p: float = 0.9
     decoder: Decoder = DECODER
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        self.sampler_shapes = SamplerShapes(
-            CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width
-        )
+        self.sampler_shapes = SamplerShapes(CELLS, shard_count(on), SLOTS, 8, P, T)
         inputs = (
             self.decoder,
             self.sampler_shapes,
             on,
-            SamplingConfig(temperature=0.8, top_p=self.top_p),
+            SamplingConfig(temperature=0.8, top_p=0.9),
             StopConditions((EOS,), None),
         )
         jit = same_bits_jit if self.bits else quick_jit
@@ -91,12 +88,16 @@ class Pair:
 
     def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
         """The sampler's rollouts and the stream's."""
+        inputs = self.params, self.problems(), np.int32(B_p), np.int32(n), jax.random.key(key)
+        return self.sample(*inputs), self.streamed(B_p, n, key)
+
+    def streamed(self, B_p: int, n: int, key: int = 0) -> Rollouts:
         self.chunks, self.tokens = [], {}
-        problems = ProblemArrays(
-            *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
-        )
-        one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
-        return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
+        return self.stream.run(self.params, self.problems(), B_p, n, jax.random.key(key), self.tell)
+
+    def problems(self) -> ProblemArrays:
+        rows = self.sampler_shapes.problem_rows
+        return ProblemArrays(*(np.resize(x, (rows, *x.shape[1:])) for x in PROBLEMS))
 
     def check(self, one: Rollouts, two: Rollouts) -> None:
         """The same rollouts, in the same places."""
@@ -177,7 +178,7 @@ def test_a_chunk_ends_early_where_slots_have_waited_long_enough(
     tokens in 12 slots take 8 chunks."""
     monkeypatch.setattr(engine, "CHUNK_TOKENS", T)
     pair = Pair("auto", bits=False)
-    pair.both(13, 7)
+    pair.streamed(13, 7)
     lengths = [len(pair.tokens[rollout]) for rollout in range(13 * 7)]
     assert len(pair.chunks) == chunks_by_hand(lengths, T) > 8
 
@@ -189,16 +190,13 @@ def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
 
 def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
     for B_p, n in CELLS:
-        pair.both(B_p, n)
+        pair.streamed(B_p, n)
     assert pair.stream.advance_chunk.jitted._cache_size() == 1
 
 
 def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
-    problems = ProblemArrays(
-        *(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
-    )
     inputs, state = pair.stream.begin(
-        pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0)
+        pair.params, pair.problems(), np.int32(5), np.int32(7), jax.random.key(0)
     )
     compiled = pair.stream.advance_chunk.jitted.lower(inputs, state).compile()
     memory = compiled.memory_analysis()
@@ -228,36 +226,36 @@ def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: P
 
 
 def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
-    """Both drawn by the host's chunks, over two devices that share every weight; the
-    log-probabilities to rounding."""
+    """Both drawn by the host's chunks, over devices that share every weight; the log-probabilities
+    to rounding."""
+    axes = MESHES[1]
     for B_p, n in CELLS:
-        (_, one), (_, two) = (made(axes).both(B_p, n, key=3) for axes in ("auto", "tensor=2"))
-        for name in ("tokens", "mask", "stopped"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        for name in ("logps", "nucleus_mass"):
-            np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=0, atol=1e-5)
+        one, two = (made(at).streamed(B_p, n, key=3) for at in ("auto", axes))
+        for name in Rollouts._fields:
+            x, y = (
+                gather(made(at).sampler_shapes, B_p * n, getattr(rollouts, name))
+                for at, rollouts in (("auto", one), (axes, two))
+            )
+            np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0)
 
 
-@pytest.mark.parametrize(
-    ("width", "bits", "options"),
-    [(4, False, {}), (1, True, {"compute_dtype": "bfloat16", "cache_dtype": "int8"})],
-    ids=["prefix_groups", "precisions"],
-)
-def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, str]) -> None:
-    """Groups that share prompts; a cast, of which the last bit may decide an int8; stacked
-    layers."""
-    pair = Pair("auto", bits, width, 1.0, DECODER.with_options(DECODER.options._replace(**options)))
+def test_other_precisions() -> None:
+    """A cast, of which the last bit may decide an int8; stacked layers. (Slots that share prompts:
+    tests/distributed/test_sequence.py.)"""
+    options = {"compute_dtype": "bfloat16", "cache_dtype": "int8"}
+    decoder = DECODER.with_options(DECODER.options._replace(**options))
+    pair = Pair("auto", decoder=decoder)
     one, two = pair.both(13, 7)
     pair.check(one, two)
     assert len(pair.tokens) == 91 and one.tokens.max() < VOCAB
 
 
-@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
-def test_int8_weights(axes: str) -> None:
+def test_int8_weights() -> None:
     """The stream makes them of shards, the sampler in one program of what it has gathered: the same
     rollouts."""
+    axes = MESHES[1]
     decoder = DECODER.with_options(DECODER.options._replace(rollout_weights="int8"))
-    pair = Pair(axes, False, 1, 1.0, decoder)
+    pair = Pair(axes, False, decoder=decoder)
     one, two = pair.both(13, 7)
     pair.check(one, two)
     plain, _ = made(axes).both(13, 7)
@@ -289,10 +287,10 @@ def test_stacked_layers_are_gathered_one_by_one(rollout_weights: str) -> None:
         if "gather" in x.kind
     ]
     largest = CONFIG.width * CONFIG.mlp // on.shape["tensor"]
-    assert {gather.depth for gather in gathers} == {0, 1}
-    for gather in gathers:
+    assert {moved.depth for moved in gathers} == {0, 1}
+    for moved in gathers:
         sizes = [
             math.prod(map(int, dims.split(",")))
-            for dims in re.findall(r"\[([\d,]+)\]", gather.result)
+            for dims in re.findall(r"\[([\d,]+)\]", moved.result)
         ]
-        assert max(sizes) <= largest, gather
+        assert max(sizes) <= largest, moved
