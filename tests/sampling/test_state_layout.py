@@ -1,5 +1,5 @@
-"""How a stream's state lies on the devices between chunks, and which weights serve prompts: shapes
-and shardings alone, nothing is compiled."""
+"""How a stream's state is laid out on the devices between chunks, and which weights serve prompts:
+shapes and shardings alone, nothing is compiled."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def request_of(number: int, response: str = "x") -> CheckRequest:
 
 
 class Worker:
-    """Answers each check with a message of its own; `lost` of them not, once, at the fourth
+    """Answers each check with its problem's number; `lost` of them not, once, at the fourth
     batch."""
 
     def __init__(self, *arguments: Any):
