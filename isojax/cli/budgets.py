@@ -6,6 +6,7 @@ from pathlib import Path
 
 from isojax.cli.formatting import parse_count
 from isojax.core.columns import parse_number
+from isojax.core.durations import SECONDS_OF_UNIT
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.curve_ensemble import TIMES_HINT
@@ -17,7 +18,6 @@ DEVICES_HELP = (
     "Answer for so many devices, as 8, at as many device hours; "
     "else for those of the measured runs."
 )
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # A number and a unit. Units of time are lower case: M is no minute.
 _TIME_OR_MONEY = re.compile(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))")
 
@@ -44,8 +44,8 @@ def parse_budget(text: str, price: float | None) -> int | TimeBudget:
             found=f"given {text!r}",
             expected="a time such as 200h, or money such as 500usd",
         )
-    if unit in SECONDS:
-        return TimeBudget(number * SECONDS[unit])
+    if unit in SECONDS_OF_UNIT:
+        return TimeBudget(number * SECONDS_OF_UNIT[unit])
     if price is None:
         raise InputError(
             where="--budget",

@@ -12,11 +12,12 @@ from isojax.cli import options
 from isojax.cli.budgets import parse_budget
 from isojax.cli.commands.launch_command import run_cells
 from isojax.cli.formatting import print_line, warn_of_start
+from isojax.core import preemption
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.limits import MAX_COUNT
-from isojax.core.terminal import warn
+from isojax.core.terminal import format_hours, warn
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.launch.sweep_status import CONFIG_FILE
@@ -186,8 +187,14 @@ def _budget_in_rollouts(
         )
     else:
         amount.check()  # InputError for a time that is too long
+        seconds = amount.seconds
+        limit = config.run.time_limit_seconds
+        left = math.inf if limit is None else max(0.0, preemption.seconds_left(limit))
+        if seconds > left:
+            seconds = left
+            budget = f"the {format_hours(left / 3600)} that are left of run.time_limit"
         local_runner = importlib.import_module("isojax.launch.local.local_runner")
-        rollouts = local_runner.rollouts_within(config, amount.seconds)
+        rollouts = local_runner.rollouts_within(config, seconds)
         print_line(
             f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n"
         )

@@ -27,6 +27,7 @@ from isojax.core.config.section import (
     PositiveInt,
     Section,
 )
+from isojax.core.durations import parse_duration
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING, MAX_WORKERS
 from isojax.core.nouns import SPEND_PREFIX
@@ -245,6 +246,10 @@ class RunConfig(Section):
     # SIGTERM.
     checkpoint_seconds: NonNegativeFloat = 60.0
     keep_checkpoints: PositiveInt = 2  # how many of a run's newest checkpoints are kept
+    # So long after the command began, such as 8h or 90m, runs save their state and end, as at a
+    # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and
+    # a save. Null: no limit.
+    time_limit: str | None = None
     # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU
     # divides what the machine (or its cgroup) has by the devices in use.
     device_memory: PositiveFloat | None = None
@@ -267,6 +272,18 @@ class RunConfig(Section):
     # Where a plug-in that is one file is looked up, before the working directory; commands add
     # their configs' folders.
     plugin_folders: tuple[str, ...] = ()
+
+    @field_validator("time_limit")
+    @classmethod
+    def _check_time_limit(cls, time_limit: str | None) -> str | None:
+        if time_limit is not None and parse_duration(time_limit) is None:
+            raise PydanticCustomError("duration", "a time in one unit, such as 8h or 90m")
+        return time_limit
+
+    @property
+    def time_limit_seconds(self) -> float | None:
+        """`time_limit` in seconds; None: no limit."""
+        return None if self.time_limit is None else parse_duration(self.time_limit)
 
     @property
     def evaluations(self) -> str:

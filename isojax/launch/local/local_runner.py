@@ -145,8 +145,24 @@ def _run_cells(setup: SweepSetup) -> None:
     """
     config = setup.config
     cells = setup.cells
-    with Display(config, doubts_of_task(setup.task)) as display:
-        base_policy = setup.prepare(display.show_preparation, display.show_verifier_failure)
+    with (
+        preemption.end_after(config.run.time_limit_seconds),
+        Display(config, doubts_of_task(setup.task)) as display,
+    ):
+
+        def show_preparation(text: str, fraction: float) -> None:
+            """Show it; Preempted where the time limit is reached. Labels made so far are kept.
+
+            Of several processes all go on, as they meet in collectives.
+            """
+            display.show_preparation(text, fraction)
+            if preemption.REQUESTED.is_set() and jax.process_count() == 1:
+                raise preemption.Preempted(
+                    f"{setup.folder} was asked to end ({preemption.describe_request()}) before the"
+                    " first update. Go on by --resume."
+                )
+
+        base_policy = setup.prepare(show_preparation, display.show_verifier_failure)
 
         failures: list[tuple[Cell, Exception]] = []
         # It decides on each round by what is recorded and by `failures`, to which this loop adds.
@@ -222,8 +238,9 @@ def train_cells(
     if preemptions or (stopped_early.is_set() and waiting):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise preemption.Preempted(
-            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have"
-            f" saved their state{before}. Go on by --resume."
+            f"{setup.folder} was asked to end ({preemption.describe_request()});"
+            f" {len(preemptions)} runs in training have saved their state{before}. Go on by"
+            " --resume."
         )
     return failures
 

@@ -92,7 +92,12 @@ def launch(
             check_on_slice(config)
 
         if not dry_run:
-            with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
+            with (
+                exclusive_lock(folder),
+                Display(config) as display,
+                preemption.end_after(config.run.time_limit_seconds),
+                preemption.handle_sigterm(),
+            ):
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
             strategy.raise_cell_failures(failures, len(cells), folder)
     return folder
