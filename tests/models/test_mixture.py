@@ -57,8 +57,8 @@ CONFIG = ModelConfig(
 )
 DECODER = Decoder(CONFIG, VOCAB)
 
-# Each is a program of its own, of some seconds; what splits rows, experts and hidden values at
-# once is the one that fast tests compile.
+# Each is a program of its own, of some seconds: of gradients in slow tests alone. Fast tests run
+# the logits where rows, experts and hidden values are split at once.
 ALL_KINDS_AT_ONCE = "data=2,expert=2,tensor=2"
 OTHER_MESHES = (
     "tensor=4",
@@ -298,10 +298,8 @@ def base_of(decoder: Decoder, params: Any) -> Any:
     return params if decoder.config.lora is None else split_adapters(params)[1]
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [ALL_KINDS_AT_ONCE, *(pytest.param(axes, marks=pytest.mark.slow) for axes in OTHER_MESHES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [ALL_KINDS_AT_ONCE, *OTHER_MESHES])
 def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
     """Experts split whole over 2 and 4 devices, along one axis or two; 8 do not divide 4 experts,
     nor 12 hidden values, and have all. With tensor=2,expert=4, experts are split over 4 devices,

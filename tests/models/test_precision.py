@@ -47,13 +47,15 @@ def test_decoding_in_less_precision_is_near_float32(
             decoding.empty_cache(), entries, jnp.asarray(group), np.ones(ROWS, bool)
         )
         assert {str(x.dtype) for x in jax.tree.leaves(cache)} == dtypes
-        logits = [decoding.logits(weights, last)]
-        for t in range(T - 1):
-            hidden, cache = decoding.step(
-                weights, cache, responses[:, t], problems.lengths + t, jnp.full(ROWS, t)
-            )
-            logits.append(decoding.logits(weights, hidden))
-        return jnp.stack(logits, 1)
+
+        def step(cache, of_step):
+            tokens, t = of_step
+            positions = problems.lengths + t
+            hidden, cache = decoding.step(weights, cache, tokens, positions, jnp.full(ROWS, t))
+            return cache, decoding.logits(weights, hidden)
+
+        following = jax.lax.scan(step, cache, (responses[:, :-1].T, jnp.arange(T - 1)))[1]
+        return jnp.concatenate([decoding.logits(weights, last)[None], following]).swapaxes(0, 1)
 
     got = np.asarray(run(policy()))
     expected = response_logits(np, policy(), problems, group, responses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from isojax.rl.train_step import gradient_signal
 from isojax.train.checkpoint import RunCursor, RunSpan
 from isojax.train.growth import CHECK_EVERY, GradientSignal, choose_n, growth_state, next_stage
 from isojax.train.restore import begin_span, count_rollouts
+from tests.device import quick_jit
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -28,17 +30,21 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
     direction[0] = np.sqrt(share)
     moments = ADAM.init({"w": jnp.zeros(size)})
     assert isinstance(moments, optax.ScaleByAdamState)
-    signal = square = 0.0
-    for _ in range(count):
-        gradient = {"w": jnp.asarray(direction + rng.normal(0, np.sqrt((1 - share) / size), size))}
+
+    @quick_jit
+    def update(gradient: Any, moments: Any) -> Any:
         norm = optax.tree.norm(gradient)
         found = gradient_signal(gradient, norm, moments, max_grad_norm=1.0)
-        signal = signal + float(found["grad_signal"].sum)
-        square = square + float(found["grad_square"].sum)
-        assert found["grad_signal_square"].sum == pytest.approx(
-            float(found["grad_signal"].sum) ** 2
-        )
-        _, moments = ADAM.update({"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}, moments)
+        clipped = {"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}
+        return {name: x.sum for name, x in found.items()}, ADAM.update(clipped, moments)[1]
+
+    signal = square = 0.0
+    for _ in range(count):
+        noise = rng.normal(0, np.sqrt((1 - share) / size), size)
+        found, moments = update({"w": np.float32(direction + noise)}, moments)
+        signal = signal + float(found["grad_signal"])
+        square = square + float(found["grad_square"])
+        assert found["grad_signal_square"] == pytest.approx(float(found["grad_signal"]) ** 2)
     assert signal / square == pytest.approx(share, abs=0.006)
 
 
