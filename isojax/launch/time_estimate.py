@@ -152,7 +152,8 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     # no layers: T - 1 steps read layers and cache, T the table of logits. A step reads the slots'
     # share of the cache, not that of the table of prompts.
     slots = s.shapes.slots
-    slot_fills = shard_rollouts / slots
+    # How often all slots are filled: once at least, as those without a rollout take each step too.
+    slot_fills = max(1.0, shard_rollouts / slots)
     slot_cache_bytes = s.cache_bytes() * slots / (slots + s.shapes.prefix_entries)
     step_bytes = layer_bytes_read(s, slots) + slot_cache_bytes
     logits_bytes_read = s.compute_bytes * s.table_params

@@ -36,6 +36,18 @@ def test_operations_of_sampling_by_hand() -> None:
     assert one(MeshShape(data=4)) == pytest.approx(one() / 4)
 
 
+def test_slots_beyond_the_rollouts_make_nothing_faster() -> None:
+    """By the memory's rate alone: a step of all slots, T of them, is the least there is."""
+    budget = twelve_layers.make_budget(CELL)
+    of_memory = DeviceRates(1e30, 1e30, 1.0)
+    seconds = []
+    for slots in (8, 16, 32, 64, 128, 256):
+        s = budget.sizes(SWEEP.model_copy(update={"decode_slots": slots}))
+        seconds.append(time_estimate.sampling_seconds(s, 8, 32, of_memory))
+    assert seconds[0] > seconds[1] > seconds[2]
+    assert seconds[2] <= seconds[3] <= seconds[4] <= seconds[5]
+
+
 def test_layers_that_slide_see_their_window() -> None:
     """Of 15 positions and of 5.5, half of the layers see 4."""
     options = {"window": 4, "sliding_layers": list(range(6))}
