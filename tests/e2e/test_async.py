@@ -11,7 +11,7 @@ from tests.compiler import AS_USERS_DO, flags
 
 pytestmark = pytest.mark.slow
 
-ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=600")
+ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
 
 
 def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
@@ -26,7 +26,7 @@ def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
             XLA_FLAGS=flags(AS_USERS_DO),
         )
     assert isojax.rows("8x4-s0", "async") == isojax.rows("8x4-s0", "sync")
-    assert len(isojax.rows("8x4-s0", "sync")) > 5
+    assert len(isojax.rows("8x4-s0", "sync")) > 4
 
 
 def test_sampler_and_trainer_on_two_meshes(isojax: Any) -> None:

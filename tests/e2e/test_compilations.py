@@ -35,7 +35,7 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     done = isojax.quick("isojax.launch", *words, fit=False, report=False, **options)
     cells = len(isojax.ledgers(name))
     # all ran
-    assert done.stderr.count("run 1") == cells == (13 if "3" in grid[1] else 2), done.stderr
+    assert done.stderr.count("run 1") == cells == (7 if "16" in grid[1] else 2), done.stderr
     return Counter(
         line.split(FINISHED)[1].split(" in ")[0]
         for line in done.stderr.splitlines()
@@ -43,13 +43,13 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     )
 
 
-def test_twelve_cells_and_a_growing_n_compile_no_more_programs_than_two(
+def test_six_cells_and_a_growing_n_compile_no_more_programs_than_two(
     isojax: Any, tmp_path: Path
 ) -> None:
-    """Among the twelve are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
+    """Among the six are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
     two = programs(isojax, tmp_path / "cache2", "two", "sweep.B_p=[13]", "sweep.n=[2,7]")
-    twelve = programs(
-        isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]", GROW
+    six = programs(
+        isojax, tmp_path / "cache6", "six", "sweep.B_p=[13,16]", "sweep.n=[2,7,16]", GROW
     )
     assert two["jit(update)"] == 1, two
-    assert twelve.total() <= two.total(), f"more: {twelve - two}; fewer: {two - twelve}"
+    assert six.total() <= two.total(), f"more: {six - two}; fewer: {two - six}"
