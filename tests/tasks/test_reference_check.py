@@ -156,8 +156,10 @@ def check(
     use: str | dict[str, str] = "math",
     refuse: bool = True,
     order: int = 1,
+    checker: Checker | None = None,
 ) -> None:
-    """As a run does, of problems in a file."""
+    """As a run does, of problems in a file; with a checker that is there already, or, as a run
+    does, one that the task starts."""
     path = folder / "train.jsonl"
     path.write_text(
         "".join(
@@ -175,52 +177,56 @@ def check(
     source = open_source(cell.task, cell.data)
     problems = [*source.all_problems]  # type: ignore[attr-defined]
     task = TextTask(source, cell, num_workers=1)
-    try:
-        check_references(cell, task, [problems[::order]], refuse)
-    finally:
-        task.close()
+    with pytest.MonkeyPatch.context() as patch:
+        if checker is not None:
+            patch.setattr(task, "start_verifier", lambda: checker)
+        try:
+            check_references(cell, task, [problems[::order]], refuse)
+        finally:
+            task.close()
 
 
 def test_a_few_are_warned_of_with_file_and_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], math_checker: Checker
 ) -> None:
     check(tmp_path, [*range(10), "N/A", *range(11, 40)])
     message = capsys.readouterr().err
     assert message.startswith("warning: 1 of 40 reference answers can be matched by no response")
     assert f"{tmp_path}/train.jsonl, line 11: 'N/A' (a word for a missing answer)" in message
-    check(tmp_path, [*range(40)])
+    check(tmp_path, [*range(40)], checker=math_checker)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("answer", [["42", "forty-two"], '["42"]', "nan"])
 def test_more_than_a_few_are_refused_with_file_line_and_remedy(
-    tmp_path: Path, answer: object
+    tmp_path: Path, answer: object, math_checker: Checker
 ) -> None:
     answers = [answer if i % 9 == 5 else i for i in range(40)]  # 4 of 40
     with refused(where="cell.verifier.use = math") as e:
-        check(tmp_path, answers)
+        check(tmp_path, answers, checker=math_checker)
     assert e.value.found.startswith("4 of 40 reference answers can be matched by no response")
     assert f"{tmp_path}/train.jsonl, line 6: " in e.value.found
     assert "cell.data.answer_key=" in e.value.fix
 
 
 def test_rows_are_named_in_the_order_of_the_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, math_checker: Checker
 ) -> None:
-    check(tmp_path, ["N/A" if i in (3, 30) else i for i in range(40)], order=-1)
+    answers = ["N/A" if i in (3, 30) else i for i in range(40)]
+    check(tmp_path, answers, order=-1, checker=math_checker)
     message = capsys.readouterr().err
     assert message.index("line 4: 'N/A'") < message.index("line 31: 'N/A'")
 
 
-def test_most_of_a_few_rows_are_refused(tmp_path: Path) -> None:
+def test_most_of_a_few_rows_are_refused(tmp_path: Path, math_checker: Checker) -> None:
     with refused():
-        check(tmp_path, ["None", "N/A", "3"])
+        check(tmp_path, ["None", "N/A", "3"], checker=math_checker)
 
 
 def test_a_run_that_goes_on_is_not_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], math_checker: Checker
 ) -> None:
-    check(tmp_path, ["N/A"] * 20, refuse=False)
+    check(tmp_path, ["N/A"] * 20, refuse=False, checker=math_checker)
     assert "20 of 20 reference answers" in capsys.readouterr().err
 
 
