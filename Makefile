@@ -36,7 +36,7 @@ quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on wi
 
 # By file: its tests share runs, a Ray cluster, and programs that each worker would trace and compile for itself.
 # (pytest 9.2 has no groups: xdist 3.8 marks them in the tests' names, which can no longer be changed.)
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST := JAX_PLATFORMS=cpu OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 # A file named by ARGS may hold tests of one kind alone: pytest then finds none of the other, and exits with 5.
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? = 5 ])

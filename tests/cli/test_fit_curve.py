@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from isojax.cli import app
+from isojax.scaling.law import law_from_file
 
 FIXTURES = Path(__file__).parents[1] / "scaling" / "fixtures"
 CURVE = ("fit-curve", "run.csv", "--x", "rollouts", "--y", "val_acc")
@@ -50,7 +51,8 @@ def test_a_frontier_is_fitted_and_what_carries_it_is_said(isojax, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["points.csv", "run.csv"]
 
 
-def test_a_frontier_as_json_in_both_modes(isojax):
+def test_a_frontier_as_json_in_both_modes(isojax, monkeypatch):
+    monkeypatch.setattr(law_from_file, "REPLICATES", 100)
     code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--json")
     result = json.loads(out)
     law = result["n_star"]
@@ -70,8 +72,9 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     )
 
 
-def test_a_line_is_shown_with_its_centre(isojax, tmp_path):
+def test_a_line_is_shown_with_its_centre(isojax, tmp_path, monkeypatch):
     """log2 n* = b + k (log10 C - log10_C0): without log10_C0, b is no use."""
+    monkeypatch.setattr(law_from_file, "REPLICATES", 100)
     (tmp_path / "line.csv").write_text("n,rollouts\n4,1e3\n8,1e4\n16,1e5\n32,1e6\n64,1e7\n")
     code, out, _ = isojax("fit-law", "line.csv")
     assert code == 0 and "linear" in out

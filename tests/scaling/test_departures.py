@@ -57,10 +57,9 @@ def test_without_noise_it_is_found_to_a_place():
 
 
 def test_rising_curves_have_none():
-    """100 rising curves of either shape, their plateaus reached or not: fewer than 3 false
-    alarms."""
+    """40 rising curves of either shape, their plateaus reached or not: one false alarm at most."""
     false = 0
-    for seed in range(100):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         A = rng.uniform(0.4, 0.8)
         B = rng.uniform(0.6, 1.6)
@@ -78,7 +77,7 @@ def test_rising_curves_have_none():
             )
             is not None
         )
-    assert false < 3
+    assert false < 2
 
 
 def test_a_flat_stretch_and_few_points_have_none():
@@ -113,10 +112,10 @@ def test_a_sine_is_recovered():
 
 def test_there_is_none_in_white_noise():
     false = 0
-    for seed in range(100):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         false += fit_corrections(X, [SD * rng.standard_normal(60) for _ in X], SD)[0] is not None
-    assert false < 3
+    assert false < 2
 
 
 def test_without_noise_or_points_there_is_none():

@@ -2,11 +2,7 @@
 of broken input."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +13,6 @@ from tests.refusals import refused
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import Hill, world
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def flagged(result, text):
     return [f for f in result.flags if text in f.text]
@@ -26,7 +20,7 @@ def flagged(result, text):
 
 def test_noiseless_world_is_recovered():
     w = world(samples=0)
-    result = fit(w.runs)
+    result = fit(w.runs, replicates=100)
     assert result.base_reward == pytest.approx(0.3)
     for c in result.curves:
         true = w.truth[c.B_p, c.n]
@@ -74,13 +68,6 @@ def test_the_bias_of_paper_mode_is_stated():
     assert flag.code == "records_overshoot" and not flagged(fit(runs, replicates=0), "paper mode")
 
 
-def test_same_bytes_whatever_the_order():
-    runs = world(B_p=(16, 64), n=(2, 8, 32)).runs
-    first = fit(runs, replicates=100).model_dump_json()
-    assert first == fit(runs[::-1], replicates=100).model_dump_json()
-    assert str(ROOT) not in first
-
-
 @pytest.mark.slow
 def test_derived_metrics_and_other_axes():
     w = world()
@@ -100,7 +87,7 @@ def test_derived_metrics_and_other_axes():
 
 
 def test_one_n_is_allowed():
-    result = fit(world(n=(8,)).runs)
+    result = fit(world(n=(8,)).runs, replicates=100)
     assert (
         result.joint.n_star.law == Law("constant", 0.0, 0.0, None, 3.0)
         and not result.joint.n_star.no_effect
@@ -127,7 +114,8 @@ def test_each_B_p_has_its_own_law_and_flags():
             else Hill(0.3, 0.5 - 0.02 * n, 1.2, 1500.0)
         )
 
-    result = fit(world(B_p=(16, 64), n=(2, 4, 8), samples=0, curve=curve).runs)
+    runs = world(B_p=(16, 64), n=(2, 4, 8), samples=0, curve=curve).runs
+    result = fit(runs, replicates=100)
     assert [p.B_p for p in result.by_B_p] == [16, 64]
     assert result.by_B_p[1].n_star.law.form == "constant"
     assert flagged(result, "B_p=64 alone: n = 2 holds the whole frontier")
@@ -261,22 +249,6 @@ def test_one_point_runs_are_refused_in_words():
         fit(runs)
     with refused():
         fit(runs, mode="paper")
-
-
-def test_no_jax_is_imported():
-    names = sorted(p.stem for p in (ROOT / "isojax" / "scaling").glob("[a-z]*.py"))
-    assert "fit" in names
-    lines = [
-        "import sys",
-        *(f"import isojax.scaling.{n}" for n in names),
-        "assert not {'jax', 'flax', 'pandas'} & set(sys.modules)",
-    ]
-    subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [("paper", True), ("hierarchical", False)])

@@ -5,10 +5,18 @@ files are refused with their line.
 import numpy as np
 import pytest
 
+from isojax.scaling.law import law_from_file
 from isojax.scaling.law.law_from_file import fit_law_file
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import Law
 from tests.refusals import refused
+
+
+@pytest.fixture(autouse=True)
+def fewer_replicates(monkeypatch):
+    """Behind each interval, instead of 500."""
+    monkeypatch.setattr(law_from_file, "REPLICATES", 100)
+
 
 TRUE = Law("sigmoid", 6.0, 4.5, 5.8, 2.8)
 

@@ -184,7 +184,8 @@ def test_fits_that_cannot_be_used():
 def test_from_runs_by_way_of_json():
     """The prescribed cell is the true best one of its world, or within a standard error of it."""
     w = world(B_p=(16, 64))
-    r = recommend(FitResult.model_validate_json(fit(w.runs).model_dump_json()), 150_000)
+    text = fit(w.runs, replicates=100).model_dump_json()
+    r = recommend(FitResult.model_validate_json(text), 150_000)
     true = {key: h.at(150_000) for key, h in w.truth.items()}
     selected = true[r.allocation.B_p, r.allocation.n]
     assert max(true.values()) - selected < 0.0115

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 import isojax
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import parse_schedule
+from isojax.scaling.result import FitResult
 from tests.refusals import refused
 from tests.scaling.synthetic import world
 
@@ -32,13 +34,20 @@ def scheduled(runs: list[RunRecord], gain: float, seed: int = 0) -> RunRecord:
     return RunRecord(Cell(16, 2, seed, "grow", STAGES), tuple(points))  # type: ignore[arg-type]
 
 
+OPTIONS = isojax.FitOptions(replicates=60)
+
+
+@cache
+def fixed_runs_and_fit() -> tuple[list[RunRecord], FitResult]:
+    runs = [replace(run, cell_hash="") for run in world(seeds=2, problems=400, n=(2, 8, 32)).runs]
+    return runs, isojax.fit(runs, "avg@4", options=OPTIONS)
+
+
 @pytest.mark.parametrize("gain", [0.05, -0.08])
 def test_the_gain_over_the_best_fixed_n(gain: float) -> None:
-    runs = [replace(run, cell_hash="") for run in world(seeds=2, problems=400, n=(2, 8, 32)).runs]
-    options = isojax.FitOptions(replicates=60)
-    fixed_alone = isojax.fit(runs, "avg@4", options=options)
+    runs, fixed_alone = fixed_runs_and_fit()
     fit = isojax.fit(
-        [*runs, scheduled(runs, gain), scheduled(runs, gain, seed=1)], "avg@4", options=options
+        [*runs, scheduled(runs, gain), scheduled(runs, gain, seed=1)], "avg@4", options=OPTIONS
     )
     (row,) = fit.schedules
     assert (row.name, row.seeds, row.stages) == ("grow", (0, 1), "16x2, 16x8 from 4000")
