@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -194,6 +195,27 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 
     fitting = [sweep for sweep in budget.all_sizes(requested) if budget.fits(sweep)]
     return min(fitting, key=budget.seconds_per_rollout)
+
+
+def fewest_devices_that_fit(
+    requested: SweepConfig, budget: DeviceBudget, num_devices: int
+) -> MeshShape | None:
+    """The fastest mesh of the fewest devices, 1, 2, 4, ... up to `num_devices`, that fits.
+
+    requested: whose sizes stay where they are set. None where none fits.
+    """
+    count = 1
+    while count <= num_devices:
+        fitting = []
+        for mesh in _even_meshes(budget, count):
+            on_mesh = replace(budget, mesh=mesh)
+            sweep = fit_to_memory(requested, on_mesh)
+            if sweep is not None:
+                fitting.append((on_mesh.seconds_per_rollout(sweep), mesh))
+        if fitting:
+            return min(fitting, key=itemgetter(0))[1]
+        count *= 2
+    return None
 
 
 def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:

@@ -365,10 +365,12 @@ class Decoding:
     ) -> Prefilled:
         """Run g prompts through the layers: their keys and values, last states and tokens' experts.
 
-        `params`: the policy's, or those of `prepare_weights`, which are known by "cos_sin".
-        `prompts`: token ids, padded on the right to P. `lengths`: at least 1. `routers`: how
-        experts are recorded; None: they are not, and `experts` of what comes back is None. With
-        RECORDING the model must have layers with experts."""
+        `params`: the policy's, or those of `prepare_weights`, which are known by "cos_sin"; of the
+        latter only those whose layers a pass over prompts can read (`prefills_stacked` is False).
+        With adapters the policy's come as they are: a layer multiplies by both. `prompts`: token
+        ids, padded on the right to P. `lengths`: at least 1. `routers`: how experts are recorded;
+        None: they are not, and `experts` of what comes back is None. With RECORDING the model must
+        have layers with experts."""
         weights = {name: w for name, w in params.items() if name != "cos_sin"}
         is_prepared = "cos_sin" in params
         if self.quantises_weights and not is_prepared:

@@ -192,6 +192,7 @@ class InlineRollouts(RolloutSource):
             further_metrics = jax.tree.map(float, programs.examine(further).metrics)
             metrics = merge(metrics, further_metrics | further_problems.metrics)
 
+            # A group of equal rewards is replaced by one of unequal rewards of the further batch.
             merged = programs.merge(batch, further)
             batch = merged.batch
             equal_groups = int(merged.equal_groups)

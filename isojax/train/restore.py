@@ -100,8 +100,8 @@ def _open_newest(
 
     problem_table: all training problems, on every device of the mesh. is_recorded: see `open_cell`.
 
-    Raises CorruptCheckpoint where the checkpoint's rollouts in progress are damaged, and moves it
-    aside; then it can be called again.
+    Raises CorruptCheckpoint where the checkpoint's rollouts in progress are damaged; then
+    `Checkpoints.restore_pending` has moved it aside, and the next call opens the one before it.
     """
     state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
     if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
@@ -115,6 +115,7 @@ def _open_newest(
     problems = next_problems(programs, base_policy.training, problem_table, cell, cursor)
     source = programs.open_rollouts(problems)
 
+    # The source goes on from the rollouts in progress; its sampler gets the policy as it is now.
     if cursor.pending is not None:
         try:
             source.restore(

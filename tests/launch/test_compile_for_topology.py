@@ -21,6 +21,7 @@ from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.local.compile_for_topology import (
     compile_for_topology,
     confirm_sizes,
+    host_bounds,
     larger_topologies,
     program_peak,
     run_in_child_process,
@@ -205,9 +206,77 @@ def confirmed_sizes(
     return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
 
 
+@pytest.mark.parametrize(
+    ("topology", "bounds"),
+    [
+        ("v5e:1x1", (1, 1, 1)),
+        ("v5e:2x2", None),
+        ("v6e:2x4", None),
+        ("v4:2x2x1", None),
+        ("v5e", None),
+        ("v5e:1xx", None),
+    ],
+)
+def test_a_part_of_a_host_has_its_own_bounds(
+    topology: str, bounds: tuple[int, int, int] | None
+) -> None:
+    assert host_bounds(topology) == bounds
+
+
+@needs_libtpu
+def test_topologies_of_one_chip_and_of_one_host() -> None:
+    """In a process of its own, because libtpu stays with the process that loaded it."""
+    program = (
+        "from isojax.launch.local.compile_for_topology import topology_devices\n"
+        "for topology in ('v5e:1x1', 'v6e:1x1', 'v5e:2x4', 'v4:2x2x1'):\n"
+        "    devices = topology_devices(topology)\n"
+        "    print(len(devices), devices[0].device_kind, sep=': ')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
+    )
+    assert done.stdout.split("\n")[:4] == [
+        "1: TPU v5 lite",
+        "1: TPU v6 lite",
+        "8: TPU v5 lite",
+        "8: TPU v4",  # a device is half a chip
+    ]
+
+
+def test_without_a_mesh_the_fewest_chips_that_fit_are_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model of 7.6B parameters, whose training state alone is 120 GiB, on chips of 31.25 GiB; of
+    a small one, a chip suffices."""
+    chips = [SimpleNamespace(device_kind="TPU v6 lite")] * 32
+    monkeypatch.setattr(
+        "isojax.launch.local.compile_for_topology.topology_devices", lambda _: chips
+    )
+
+    def planned_mesh(preset: str) -> MeshShape:
+        config, _, budget = topology_budget(load_config(["gsm8k", preset], []), "v6e:4x8")
+        assert config.run.mesh == str(budget.mesh)
+        return budget.mesh
+
+    assert planned_mesh("models/smollm2-135m") == MeshShape()
+    large = planned_mesh("models/qwen2.5-7b-instruct")
+    assert large.devices == 8 and large.fsdp * large.tensor == 8
+
+
 def test_larger_topologies() -> None:
     names = [larger.name for larger in larger_topologies("v5e:4x4", 16)]
     assert names[:4] == ["v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16"]
+    assert [larger.name for larger in larger_topologies("v5e:1x1", 1)][:3] == [
+        "v5e:1x1",
+        "v5e:2x2",
+        "v5e:2x4",
+    ]
     assert larger_topologies("v5p:2x2x1", 4)[2] == ("v5p:2x2x4", 16)
 
 

@@ -7,6 +7,7 @@ is chosen again, smaller.
 """
 
 import importlib.util
+import math
 import multiprocessing
 import os
 import re
@@ -46,6 +47,7 @@ from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
+CHIPS_OF_A_HOST = 4  # as libtpu assumes
 MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
 # What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory.
 OOM_PATTERNS = (
@@ -87,14 +89,32 @@ def topology_devices(topology: str) -> list[Any]:
     silence_libtpu()
     from jax.experimental.topologies import get_topology_desc
 
+    bounds = host_bounds(topology)
+    host_shape = {} if bounds is None else {"chips_per_host_bounds": bounds}
     try:
-        return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
+        description = get_topology_desc(platform="tpu", topology_name=topology, **host_shape)
+        return list(description.devices)
     except (jax.errors.JaxRuntimeError, ValueError) as e:
         raise InputError(
             where=f"--topology {topology}",
             found=str(e),
             expected="a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4",
         ) from e
+
+
+def host_bounds(topology: str) -> tuple[int, int, int] | None:
+    """The chips of a host along each axis, where libtpu must be told; None: its own 2 x 2 x 1.
+
+    A topology of fewer chips, such as v5e:1x1 of a notebook, is a part of a host.
+    """
+    _, _, sides = topology.partition(":")
+    if not re.fullmatch(r"\d+(x\d+){1,2}", sides):
+        return None  # libtpu refuses it
+    shape = [int(side) for side in sides.split("x")]
+    if math.prod(shape) >= CHIPS_OF_A_HOST:
+        return None
+    x, y, z = [*shape, 1][:3]
+    return x, y, z
 
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
@@ -154,14 +174,16 @@ class TopologyPlan(NamedTuple):
 def larger_topologies(topology: str, chips: int) -> list[Topology]:
     """This topology, such as "v5e:4x4" with 16 chips, and larger ones up to MAX_MESH_GROWTH times.
 
-    Each has twice the chips of the one before: the last of its shortest sides is doubled.
+    Each has twice the chips of the one before: the last of its shortest sides is doubled. Nobody
+    rents two chips, so that four come after one.
     """
     kind, _, sides = topology.partition(":")
     shape = [int(side) for side in sides.split("x")]
     topologies = []
     for doublings in range(device_budget.MAX_MESH_GROWTH.bit_length()):
         shape_text = "x".join(map(str, shape))
-        topologies.append(Topology(f"{kind}:{shape_text}", chips << doublings))
+        if doublings == 0 or chips << doublings >= CHIPS_OF_A_HOST:
+            topologies.append(Topology(f"{kind}:{shape_text}", chips << doublings))
         last_shortest = max(i for i, side in enumerate(shape) if side == min(shape))
         shape[last_shortest] *= 2
     return topologies
@@ -170,6 +192,7 @@ def larger_topologies(topology: str, chips: int) -> list[Topology]:
 def topology_budget(config: Config, topology: str) -> TopologyPlan:
     """What a sweep may take of the chips of a topology such as "v5e:4x4".
 
+    Where run.mesh is "auto", its mesh is the fastest of the fewest chips that fit by the estimate.
     From here on jax in this process uses the CPU alone. InputError where the sweep cannot run
     there.
     """
@@ -212,6 +235,12 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
         backend="tpu",
         device_memory=int(GIB * (config.run.device_memory or chip_gib)),
     )
+    if config.run.mesh == "auto":
+        mesh = device_budget.fewest_devices_that_fit(config.sweep, budget, len(devices))
+        if mesh is not None and mesh.devices > 1:
+            console.print(f"a chip alone is too small: planned with --mesh {mesh}")
+            budget = replace(budget, mesh=mesh)
+            config = config.with_settings(run={"mesh": str(mesh)})
     return TopologyPlan(config, devices, budget)
 
 

@@ -45,12 +45,13 @@ def prepare_sweep(
 
     All ends with the context. In a process that only samples, that function does nothing, as a
     thread samples until training ends. token: the content of TOKEN_FILE in the driver's folder.
-    group: as this process is part of it. name: of this process, in the mirror of a sweep at a URL.
-    status: collects what the driver shows. links: of `make_links`. InputError where the sweep is
-    refused.
+    cells: all of the sweep. group: as this process is part of it. name: of this process, in the
+    mirror of a sweep at a URL. status: collects what the driver shows. links: of `make_links`.
+    InputError where the sweep is refused.
     """
     registry.set_plugin_folders(config.run.plugin_folders)
-    # For a sweep at a URL, a folder of this machine that stands for it; else nothing.
+    # For a sweep at a URL, a folder of this machine that stands for it; else nothing. No cell has
+    # the name of a process, so none is fetched yet: `train_target` fetches the one that it trains.
     with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
         if not is_url(config.run.dir):
@@ -63,6 +64,7 @@ def prepare_sweep(
                     yield lambda target: None
                 return
 
+            # The driver has decided whether the sweep may go on; here its folder exists.
             with open_sweep(config, cells, resume=True, role=role) as setup:
                 base_policy = setup.prepare(status.show_preparation, status.show_verifier_failure)
                 yield partial(train_target, setup, base_policy, status)

@@ -126,6 +126,8 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return
 
+    # The trial's mean error is predicted less measured. `departure_sd` is the standard deviation of
+    # a reward from its curve at four times a cell's data, however the trial cut the sweep.
     errors = (
         f"a mean error of {forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f})"
     )
