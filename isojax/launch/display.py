@@ -98,6 +98,16 @@ def describe_unused_budget(config: Config) -> str:
     )
 
 
+def describe_checkpoints(config: Config, cells: Sequence[Cell], checkpoint_bytes: int) -> str:
+    """What the checkpoints of a sweep take on disk, as "1.5 GiB each, 2 kept per run, ..."."""
+    checkpoints_per_run = config.run.keep_checkpoints
+    needed = len(cells) * checkpoints_per_run * checkpoint_bytes
+    return (
+        f"{format_bytes(checkpoint_bytes)} each, {checkpoints_per_run} kept per run, up to"
+        f" {format_bytes(needed)} for the sweep"
+    )
+
+
 def print_disk_use(
     config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int
 ) -> None:
@@ -114,10 +124,7 @@ def print_disk_use(
     written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
     existing_folder = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing_folder).free
-    sizes = (
-        f"{format_bytes(checkpoint_bytes)} each, {checkpoints_per_run} kept per run, up to"
-        f" {format_bytes(needed)} for the sweep"
-    )
+    sizes = describe_checkpoints(config, cells, checkpoint_bytes)
     console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
     if needed - written > free:
         warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run")

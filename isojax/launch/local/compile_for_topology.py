@@ -30,7 +30,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import device_budget, time_estimate
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
-from isojax.launch.display import console, print_plan
+from isojax.launch.display import console, describe_checkpoints, print_plan
 from isojax.launch.memory_model import MemoryEstimate, plan_sampling
 from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
@@ -272,6 +272,9 @@ def compile_for_topology(config: Config, topology: str) -> None:
     runs = f"{concurrent} run{'s' * (concurrent > 1)} at once"
     description = f"it fits, by the compiler's figures: {runs}, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
+    checkpoints = describe_checkpoints(config, cells, budget.checkpoint_bytes(sweep))
+    interval = f"{config.run.checkpoint_seconds:g}"
+    console.print(f"checkpoints: {checkpoints}; one is written at least {interval} s after another")
 
     console.print(describe_algorithm(config.cell.rl), markup=False)
     if _planning_task(config).stops.has_turns:
