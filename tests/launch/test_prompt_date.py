@@ -22,6 +22,7 @@ from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.tasks.tokenizer import load_tokenizer, render_chats
 from isojax.train.base_policy import compute_label_key
 from tests.refusals import refused
+from tests.tasks.rendering import render_in_this_process
 from tests.tasks.tokenizer_folders import CHAT, byte_level
 
 DATED = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y %H:%M') }}\n{% endif %}" + CHAT
@@ -42,8 +43,11 @@ def day_of(made: Config) -> str | None:
     return made.cell.prompt.date
 
 
-def test_a_template_is_told_the_moment_it_is_given(tmp_path: Path) -> None:
+def test_a_template_is_told_the_moment_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With hours and minutes, and whatever the clock says; `date` is that of Llama 3.2's."""
+    render_in_this_process(monkeypatch)
     tokenizer = load_tokenizer(byte_level(tmp_path, chat=DATED))
     chats = [[{"role": "user", "content": "1 + 1 ="}]]
     (text,) = render_chats(tokenizer, chats, {}, datetime(2024, 2, 29, 14, 5))

@@ -78,7 +78,9 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         np.testing.assert_array_equal(found[tensor], value, err_msg=tensor)
 
 
-@pytest.mark.parametrize("axes", ["auto", "data=2,fsdp=2,tensor=2"])
+@pytest.mark.parametrize(
+    "axes", ["auto", pytest.param("data=2,fsdp=2,tensor=2", marks=pytest.mark.slow)]
+)
 def test_logits_equal_transformers(name: str, config: ModelConfig, axes: str) -> None:
     assert config.options == {"phi3": {"window": 8}, "glm4": {"rotated_share": 0.5}}[name]
     decoder = Decoder(config)

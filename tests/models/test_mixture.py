@@ -364,7 +364,8 @@ def test_the_kernel_equals_products_of_all_experts(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("axes", ["auto", pytest.param(ALL_KINDS_AT_ONCE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["auto", ALL_KINDS_AT_ONCE])
 def test_the_sampler_reads_experts_where_they_lie(axes: str) -> None:
     """With a TPU's kernels, interpreted, the sampler's logits are those of plain array code."""
     kernels = DECODER.with_options(ComputeOptions(decode_attention="interpret"))

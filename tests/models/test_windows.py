@@ -157,7 +157,11 @@ def test_rings_of_prompts_and_of_slots(name: str, slots_per_prefix: int, unrolle
 
 @pytest.mark.parametrize(
     ("axes", "name"),
-    [(None, BOTH_KINDS), (None, ALL_SLIDE), ("data=2,fsdp=2,tensor=2", BOTH_KINDS)],
+    [
+        (None, BOTH_KINDS),
+        (None, ALL_SLIDE),
+        pytest.param("data=2,fsdp=2,tensor=2", BOTH_KINDS, marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernel_of_a_tpu_takes_rings(name: str, axes: str | None) -> None:
     """Prompts of unequal lengths, longer than the windows, and responses that go round their rings
@@ -212,6 +216,7 @@ def test_positions_split_over_devices(name: str, axes: str, slots_per_prefix: in
     np.testing.assert_allclose(got, expected, atol=MOST)
 
 
+@pytest.mark.slow
 def test_an_int8_cache_has_rings_too() -> None:
     """Keys and values rounded to 1 / 127 of their largest: logits of standard deviation 3 and more
     move a little, and as much with rings as with one long cache of the same values."""

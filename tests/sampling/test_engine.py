@@ -249,12 +249,10 @@ def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -
     assert engine.rollouts(13, 7).nucleus_mass.shape == (91, 1)
 
 
-@pytest.fixture(scope="module", params=["auto", MESHES[0]])
-def stopping(request: pytest.FixtureRequest) -> Engine:
-    """With two end tokens and two stop strings, on one device and on a mesh of eight."""
-    return Engine(
-        axes=request.param, stops=StopConditions((EOS, 7), build_stop_table(PIECES, STRINGS))
-    )
+@pytest.fixture(scope="module")
+def stopping() -> Engine:
+    """With two end tokens and two stop strings, on a mesh of eight devices."""
+    return Engine(axes=MESHES[0], stops=StopConditions((EOS, 7), build_stop_table(PIECES, STRINGS)))
 
 
 def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
@@ -321,7 +319,7 @@ def test_one_slot_and_one_prefix(engine: Engine) -> None:
         close(small(B_p, n), engine(B_p, n))
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=[pytest.param(MESHES[0], marks=pytest.mark.slow), MESHES[1]])
 def many(request: pytest.FixtureRequest) -> Engine:
     return Engine(axes=request.param)
 
