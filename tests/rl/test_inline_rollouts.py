@@ -3,7 +3,7 @@ same task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
@@ -24,11 +24,11 @@ from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
-from isojax.rl.train_step import TrainStep
+from isojax.rl.train_step import TrainStep, UpdateResult
 from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, gather_problems, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades
-from tests.compiler import AS_USERS_DO, SAME_BITS
+from tests.compiler import SAME_BITS
 from tests.device import (
     CONFIG,
     DECODER,
@@ -51,7 +51,10 @@ pytestmark = pytest.mark.slow
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
 TABLE = random_problems(COUNT, seed=4)
 PROBLEMS = [Problem(int(i), f"{i:03d}", "even") for i in TABLE.ids]
-RL = RLConfig(kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2)
+# that leave out solved problems, so that an update says what each problem's rollouts came to
+RL = RLConfig(
+    kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2, no_positive_resampling=0.9
+)
 
 
 class Spoken(Parity):
@@ -167,11 +170,8 @@ class Twin:
             self.table(), index(), **{name: np.int32(x) for name, x in scalars.items()}
         )
 
-    def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
-        state, result = self.trainer(
-            self.start(), self.base, self.batches(count), self.coefficients
-        )
-        return state, {k: float(metric.sum) for k, metric in result.metrics.items()}
+    def on_device(self, count: int = UPDATES) -> tuple[TrainState, UpdateResult]:
+        return self.trainer(self.start(), self.base, self.batches(count), self.coefficients)
 
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
@@ -221,14 +221,25 @@ class Twin:
         )
 
 
-@pytest.mark.parametrize(("axes", "options"), [("auto", SAME_BITS), (MESHES[0], AS_USERS_DO)])
-def test_the_host_verified_update_equals_the_update_on_device(
-    axes: str, options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three updates, on a mesh compiled as users do: the first one's tokens bit for bit, its
-    gradient and parameters to rounding, and all metrics; text is judged for its own problem."""
-    compile_with(options, monkeypatch)
-    twin, here = Twin(axes), Spoken()
+twin_of = cache(Twin)
+
+
+def sums_of(result: UpdateResult) -> dict[str, float]:
+    return {name: float(metric.sum) for name, metric in result.metrics.items()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_bits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        compile_with(SAME_BITS, patch)
+        yield
+
+
+@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
+def test_the_host_verified_update_equals_the_update_on_device(axes: str) -> None:
+    """Three updates: the first one's tokens bit for bit, its gradient and parameters to rounding,
+    all metrics, and what each problem's rollouts came to; text is judged for its own problem."""
+    twin, here = twin_of(axes), Spoken()
     once, on_device = twin.inline(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(
         *map(
@@ -237,11 +248,13 @@ def test_the_host_verified_update_equals_the_update_on_device(
         ),
         strict=True,
     ):
-        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 5e-6 * np.linalg.norm(two)
     here.shown.clear()
     here.graded.clear()
-    on_host, output = twin.inline(here)
-    device, known = twin.on_device()
+    order = FixedOrder(index()[:, :B_p], drop_above=0.9)
+    on_host, output = twin.inline(here, order=order)
+    device, result = twin.on_device()
+    known = sums_of(result)
     shown = here.shown
     requested = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
     first = list(zip(here.graded, shown, strict=True))[: B_p * n]
@@ -256,25 +269,34 @@ def test_the_host_verified_update_equals_the_update_on_device(
     for one, two, start in zip(
         *map(jax.tree.leaves, (on_host.params, device.params, policy())), strict=True
     ):
-        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 5e-6 * np.linalg.norm(two)
         # the updates did something
         assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)
     assert int(on_host.step) == int(device.step) == UPDATES
-    assert set(output) - set(known) == {"parsed_fraction", "verifier_failures"}
+    assert set(output) - set(known) == {"parsed_fraction", "verifier_failures", "dropped"}
     assert (output["parsed_fraction"], output["verifier_failures"]) == (UPDATES, 0)
     for name, value in known.items():
         assert output[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     right = np.mean([row[0] % 2 == 0 for row in shown])
     assert output["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
 
+    expected = np.zeros(COUNT)
+    location = {int(i): row for row, i in enumerate(TABLE.ids)}
+    for problem, tokens in zip(here.graded, shown, strict=True):
+        expected[location[problem]] += tokens[0] % 2 == 0
+    np.testing.assert_array_equal(order.reward_sums, expected)
+    np.testing.assert_array_equal(result.reward_sums, expected)
+    assert len(set(expected)) > 3
+
 
 def test_a_task_of_the_device_trains_inline_as_in_the_fused_program() -> None:
     """By three programs that sample, verify and train, and by one that does all of it: the same
     rollouts, and parameters to rounding, as XLA fuses the update in other ways."""
-    twin = Twin("auto")
-    (inline, output), (device, known) = twin.inline(Parity()), twin.on_device()
+    twin = twin_of("auto")
+    (inline, output), (device, result) = twin.inline(Parity()), twin.on_device()
+    known = sums_of(result)
     for one, two in zip(*map(jax.tree.leaves, (inline.params, device.params)), strict=True):
-        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
+        assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 5e-6 * np.linalg.norm(two)
     assert output.keys() == known.keys() and output["tokens"] == known["tokens"]
     for name, value in known.items():
         assert output[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
@@ -309,13 +331,15 @@ def test_nothing_is_compiled_after_compile(
     assert len(traced) == 1
 
 
-def test_failed_checks_are_counted_and_cost_their_reward() -> None:
+def test_failed_checks_are_counted_and_what_the_verifier_raises_ends_the_update() -> None:
     """The checks of the first two problems never end. Their rollouts count as wrong, and are
-    counted by kind."""
+    counted by kind. Of a problem of the second batch the check raises: from its thread, before
+    anything is learnt."""
     lost = [int(i) for i in TABLE.ids[:2]]
-    task = Spoken(failing=lost)
-    _, metrics = Twin("auto").inline(task, count=1)
-    selected = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
+    selected, later = ([int(TABLE.ids[q]) for q in batch[:B_p]] for batch in index()[:2])
+    refused_id = next(i for i in later if i not in selected)
+    twin, task = Twin("auto"), Spoken(failing=lost, refused=refused_id)
+    _, metrics = twin.inline(task, count=1)
     failed = n * sum(i in lost for i in selected)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
     assert metrics["parsed_fraction"] == pytest.approx(1 - failed / (B_p * n))
@@ -324,11 +348,6 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     )
     assert metrics["reward"] == pytest.approx(right / (B_p * n), rel=1e-6)
 
-
-def test_what_the_verifier_raises_ends_the_update() -> None:
-    """From its thread, before anything is learnt."""
-    refused_id = int(TABLE.ids[index()[0, 2]])
-    task = Spoken(refused=refused_id)
     with refused():
-        Twin("auto").inline(task)
+        twin.inline(task)
     assert refused_id not in task.graded

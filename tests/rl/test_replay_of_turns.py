@@ -5,6 +5,7 @@ tests/sampling/test_turns.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -151,25 +152,39 @@ def test_recorded_experts_are_those_of_each_token_in_its_place(axes: str, replie
     np.testing.assert_array_equal(rollouts.experts[of_responses], experts[of_responses])
 
 
-def update_metrics(rollouts: RoutedRollouts, microbatch: int, replays: bool) -> dict[str, Any]:
-    """Of an update on these rollouts [B ...], without advantages: its gradient is not read."""
-    axes = "auto"
-    on = mesh(axes)
+@cache
+def metrics_program(microbatch: int, replays: bool, sums: Callable[..., Any]) -> Any:
+    """The metrics of an update, in which `sums` are what is said of the experts."""
+    of_batch, on = shapes("auto", microbatch), mesh("auto")
     rl = RLConfig(replay_experts=replays)
-    of_batch = shapes(axes, microbatch)
-    rollouts = RoutedRollouts(*(scatter(of_batch, x) for x in rollouts))
     objective = PolicyObjective(DECODER, rl, SAMPLING, vocab_split=False)
     gradient = build_gradient(objective, of_batch, on, DECODER.logical_axes(), DECODER.shapes())
 
+    def metrics(*given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rl_experts, "sum_routing", sums)
+            return gradient(*given)[1]
+
+    return quick_jit(metrics)
+
+
+def update_metrics(
+    rollouts: RoutedRollouts,
+    microbatch: int,
+    replays: bool,
+    sums: Callable[..., Any] = sum_routing,
+) -> dict[str, Any]:
+    """Of an update on these rollouts [B ...], without advantages: its gradient is not read."""
+    axes, rl = "auto", RLConfig(replay_experts=replays)
+    rollouts = RoutedRollouts(*(scatter(shapes(axes, microbatch), x) for x in rollouts))
     loss_weights = LossWeights(*[jnp.zeros(rollouts.lengths.shape)] * 4)
     inputs = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, loss_weights)
     responses = ResponseBatch(
         rollouts.tokens, rollouts.mask, inputs, rollouts.prompt_experts, rollouts.experts
     )
     update = UpdateInputs(params(axes), {}, problems(axes), make_coefficients(rl))
-    metrics = quick_jit(lambda *given: gradient(*given)[1])(
-        update, responses, np.int32(B_P), np.int32(N)
-    )
+    program = metrics_program(microbatch, replays, sums)
+    metrics = program(update, responses, np.int32(B_P), np.int32(N))
     return values(jax.tree.map(float, metrics))
 
 
@@ -183,26 +198,21 @@ def compare_met_experts(weights: Any, routing: Any, sampled: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [IN_BLOCKS, TOGETHER])
-@pytest.mark.parametrize("replies", ["on device", "on the host"])
-def test_an_update_meets_the_samplers_experts(
-    replies: str, microbatch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_meets_the_samplers_experts(microbatch: int) -> None:
     """Of a sampler that rounds as the update does, all experts agree, so that each token is
     compared with its own. Of one in int8 many differ; replayed, they are those of every token, and
     log-probabilities are no further apart."""
-    alike = update_metrics(in_order("auto", sampled("auto", replies)), microbatch, replays=False)
-    assert alike["expert_agreement"] == 1.0 and alike["sampler_logp_gap_max"] < 1e-4
+    for replies in ("on device", "on the host"):
+        rollouts = in_order("auto", sampled("auto", replies))
+        alike = update_metrics(rollouts, microbatch, replays=False)
+        assert alike["expert_agreement"] == 1.0 and alike["sampler_logp_gap_max"] < 1e-4, replies
 
-    rounded = in_order("auto", sampled("auto", replies, "int8"))
+    rounded = in_order("auto", sampled("auto", "on device", "int8"))
     own = update_metrics(rounded, microbatch, replays=False)
     assert own["expert_agreement"] < 0.99
     replayed = update_metrics(rounded, microbatch, replays=True)
     for name in ("sampler_logp_gap", "sampler_logp_gap_max"):
         assert replayed[name] <= own[name], (name, replayed[name], own[name])
 
-    monkeypatch.setattr(rl_experts, "sum_routing", compare_met_experts)
-    assert update_metrics(rounded, microbatch, replays=True)["expert_agreement"] == 1.0
-    assert (
-        update_metrics(rounded, microbatch, replays=False)["expert_agreement"]
-        == own["expert_agreement"]
-    )
+    met = update_metrics(rounded, microbatch, replays=True, sums=compare_met_experts)
+    assert met["expert_agreement"] == 1.0
