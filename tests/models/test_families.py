@@ -90,8 +90,8 @@ def test_logits_equal_transformers(axes: str, name: str) -> None:
         assert difference.shape[0] > 40 and difference.shape[1] == decoder.vocab
 
 
-# Of llama's three checkpoints the gradients of one in fast tests, that with biases everywhere; other
-# families are tied too.
+# Of llama's three checkpoints fast tests have the gradients of one, that with biases everywhere;
+# other families are tied too.
 @pytest.mark.parametrize(
     "name",
     [
