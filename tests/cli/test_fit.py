@@ -14,7 +14,7 @@ def test_fit_writes_what_it_prints_and_json_is_all_of_standard_output(
     isojax: Isojax, tmp_path: Path
 ) -> None:
     folder = write_sweep(tmp_path / "runs" / "known")
-    code, out, err = isojax("fit", str(folder), "--json")
+    code, out, err = isojax("fit", str(folder), "--json", "--replicates", "100")
     assert code == 0 and err == ""
     document = json.loads(out)
     assert {"curves", "joint", "by_B_p", "flags"} <= set(document)
@@ -25,7 +25,7 @@ def test_fit_writes_what_it_prints_and_json_is_all_of_standard_output(
     leaders = [point["n"] for point in document["joint"]["frontier"]]
     assert leaders == sorted(leaders) and len(set(leaders)) >= 3  # the world's n* rises
     first = (folder / "fit.json").read_bytes()
-    code, out, _ = isojax("fit", str(folder))
+    code, out, _ = isojax("fit", str(folder), "--replicates", "100")
     assert code == 0 and "frontier" in out and "n*(C)" in out
     assert (folder / "fit.json").read_bytes() == first
 

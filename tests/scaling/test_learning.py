@@ -1,6 +1,7 @@
 """Which sweeps show something, and what is said and forecast of those that do not."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -170,16 +171,21 @@ LEARNING = {
 }
 
 
+@cache
+def fitted(name: str) -> FitResult:
+    return fit(LEARNING[name], replicates=40)
+
+
 @pytest.mark.parametrize("name", LEARNING)
 def test_a_sweep_that_shows_something_is_fitted_as_before(name):
-    document = fit(LEARNING[name], replicates=20)
+    document = fitted(name)
     assert document.nothing_learnt == "" and document.forecast is not None
     assert (document.sensitivity is not None) == (len(document.curves) > 1)
 
 
 def test_an_n_that_never_scored_is_expected_to_stay_where_it_is():
     """At four times its data the others' departures are no reward of its own."""
-    document = fit(LEARNING["one n learns"], replicates=200)
+    document = fitted("one n learns")
     rewards = {cell.n: cell.reward for cell in recommend(document, 3e5).measured_cells}
     assert rewards[16] > 0.3 and max(rewards[n] for n in (4, 8, 32)) < 0.02
 
