@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,7 @@ from isojax.sampling.layout import Layout
 from isojax.tasks.task import TextTask, build_task, is_on_device
 
 MAX_N = 16  # responses of a request
-FAULTS = (
-    "", "dead", "slow", "wrong token ids", "no log-probs", "another temperature", "old weights",
-    "another model"
-)  # fmt: skip
-SLOW = 600.0  # seconds
+FAULTS = ("", "dead", "wrong token ids", "old weights", "another model")
 
 
 class OwnSampler:
@@ -91,8 +86,6 @@ class OwnSampler:
             self.requests_to_fault -= 1
         if self.fault == "dead":
             os._exit(1)
-        if self.fault == "slow":
-            time.sleep(SLOW)
         with self.lock:
             if path == "/v1/completions":
                 return self.answer(body)
@@ -113,9 +106,6 @@ class OwnSampler:
         if self.fault == "wrong token ids":
             for choice in choices:
                 choice["token_ids"] = [self.task.vocab + 1, *choice["token_ids"][1:]]
-        if self.fault == "no log-probs":
-            for choice in choices:
-                choice["logprobs"] = None
         return {"choices": choices, "usage": {"prompt_tokens": len(body["prompt"])}}
 
     def sample(self, body: dict[str, Any]) -> list[SampledResponse]:
@@ -142,7 +132,7 @@ class OwnSampler:
         prompt = np.zeros(self.shapes.prompt_length + self.shapes.response_length, np.int32)
         prompt[: len(body["prompt"])] = body["prompt"]
         logits = np.asarray(self.next_logits(self.params, prompt, len(body["prompt"])), np.float64)
-        scaled = logits / (1.0 if self.fault == "another temperature" else body["temperature"])
+        scaled = logits / body["temperature"]
         log_p = scaled - scaled.max()
         log_p -= np.log(np.exp(log_p).sum())
         order = np.argsort(-log_p)[: max(1, body.get("logprobs", 0))].tolist()

@@ -10,10 +10,10 @@ from tests.compiler import QUICK, flags
 from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.test_text import FLAGS, killed_at, prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(40)]
 
 INT8 = "cell.precision.rollout_weights=int8"
-WORDS = ("launch", "sums.yaml", "sweep.n=[4]", INT8)
+WORDS = ("train", "sums.yaml", "sweep.n=[4]", "sweep.budget=90", INT8)
 CELL = "4x4-s0"
 
 
@@ -32,7 +32,7 @@ def gaps(place: Isojax, cell: str, name: str) -> list[float]:
 def test_a_sweep_trains_and_its_ledger_has_the_gap(unbroken: Isojax) -> None:
     """Float32's own is below 1e-5; that of 8 bits a weight is above 1e-4."""
     updates = [row["train"] for row in unbroken.rows(CELL, "sums") if row["M"]]
-    assert len(updates) > 4 and all(train["grad_norm"] > 0 for train in updates)
+    assert len(updates) > 3 and all(train["grad_norm"] > 0 for train in updates)
     assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken, CELL, "sums"))
 
 
@@ -45,23 +45,24 @@ def test_an_asynchronous_sampler_in_turns_draws_the_same(isojax: Isojax, unbroke
 
 # The quickstart's task, which devices verify, on a mesh that splits rollouts and weights.
 
-MESH = (
-    "run.mesh=data=2,fsdp=2,tensor=2",
+MESH_WORDS = (
+    "isojax.train",
+    "tiny.yaml",
+    "run.mesh=fsdp=2,tensor=2",
     "sweep.seeds=1",
     "sweep.n=[4]",
-    "sweep.budget=1200",
+    "sweep.budget=300",
     INT8,
 )
-MESH_WORDS = ("isojax.launch", "tiny.yaml", *MESH)
 MESH_CELL = "8x4-s0"
-EIGHT = flags(QUICK, devices=8)
+FOUR = flags(QUICK, devices=4)
 
 
 @pytest.fixture(scope="module")
 def unbroken_mesh(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where a sweep on a mesh has run without a break; to be read only."""
     location = Isojax(tmp_path_factory.mktemp("int8-mesh") / "work", nursery)
-    location.swept(*MESH_WORDS, XLA_FLAGS=EIGHT)
+    location.swept(*MESH_WORDS, XLA_FLAGS=FOUR)
     return location
 
 
@@ -71,19 +72,18 @@ def test_a_mesh_trains(unbroken_mesh: Isojax) -> None:
     assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken_mesh, MESH_CELL, "tiny"))
 
 
-def test_a_mesh_killed_and_resumed_leaves_the_same_bits(
+def test_adapters_on_a_mesh_are_merged_and_rounded_also_after_a_kill(
     isojax: Isojax, unbroken_mesh: Isojax
 ) -> None:
-    ledger = isojax.run() / "cells" / MESH_CELL / "records.jsonl"
-    killed_at(isojax.fork(*MESH_WORDS, "run.checkpoint_seconds=0", XLA_FLAGS=EIGHT), ledger, 5)
-    isojax.swept(*MESH_WORDS, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=EIGHT)
-    assert isojax.ledgers() == unbroken_mesh.ledgers()
-
-
-def test_adapters_on_a_mesh_are_merged_and_rounded(isojax: Isojax, unbroken_mesh: Isojax) -> None:
     """They begin as nothing: the first evaluation is that of the base policy in int8."""
-    isojax.swept(*MESH_WORDS, "cell.model.lora={rank: 2}", XLA_FLAGS=EIGHT)
-    rows = isojax.rows(MESH_CELL)
+    words = (*MESH_WORDS, "cell.model.lora={rank: 2}")
+    isojax.swept(*words, "name=whole", XLA_FLAGS=FOUR)
+    rows = isojax.rows(MESH_CELL, "whole")
     assert rows[0] == unbroken_mesh.rows(MESH_CELL)[0]
     assert len(rows) > 4 and all(row["train"]["grad_norm"] > 0 for row in rows[1:])
-    assert all(1e-4 < gap < 0.1 for gap in gaps(isojax, MESH_CELL, "tiny"))
+    assert all(1e-4 < gap < 0.1 for gap in gaps(isojax, MESH_CELL, "whole"))
+
+    ledger = isojax.run() / "cells" / MESH_CELL / "records.jsonl"
+    killed_at(isojax.fork(*words, "run.checkpoint_seconds=0", XLA_FLAGS=FOUR), ledger, 4)
+    isojax.swept(*words, "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FOUR)
+    assert isojax.ledgers() == isojax.ledgers("whole")

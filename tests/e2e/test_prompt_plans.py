@@ -44,7 +44,6 @@ def prepare(place: Isojax, chat: str = CHAT) -> Isojax:
     "command",
     [
         ("launch", "chat.yaml", "--dry-run"),
-        ("train", "chat.yaml", "--dry-run"),
         ("lr-search", "chat.yaml", "--dry-run"),
         ("spend", "chat.yaml", "--budget", "96", "--dry-run"),
         ("difficulty", "chat.yaml", "--dry-run"),
@@ -67,9 +66,10 @@ def test_a_sweep_has_one_date_whatever_the_day(tmp_path: Path, nursery: Nursery)
     one."""
     place = prepare(Isojax(tmp_path / "work", nursery), DATED)
     day = "cell.prompt.date=2024-07-26"
-    place.swept("launch", "chat.yaml", "name=whole", day, XLA_FLAGS=FLAGS)
-    place.swept("launch", "chat.yaml", "sweep.budget=32", day, XLA_FLAGS=FLAGS)
-    resumed = place.swept("launch", "chat.yaml", "--resume", XLA_FLAGS=FLAGS)
+    few, more = "sweep.budget=16", "sweep.budget=32"
+    place.swept("launch", "chat.yaml", "name=whole", more, day, XLA_FLAGS=FLAGS)
+    place.swept("train", "chat.yaml", few, day, XLA_FLAGS=FLAGS)
+    resumed = place.swept("launch", "chat.yaml", more, "--resume", XLA_FLAGS=FLAGS)
     assert "cell.prompt.date=2024-07-26 for every prompt" in resumed.stderr
     assert place.ledgers("text") == place.ledgers("whole")
     samples = (place.run("text") / "cells" / "4x2-s0" / "samples.txt").read_text()

@@ -312,7 +312,7 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         "cell.rl.loss=reinforce_pp",
         "sweep.budget=8",
     )
-    done = text.ok("train", "text.yaml", FUNCTION, *words)
+    done = text.quick_ok("train", "text.yaml", FUNCTION, *words)
     report = re.findall(
         r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE
     )

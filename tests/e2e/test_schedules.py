@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import tiny_lm
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(40)]
 
 ONLY = ("sweep.B_p=[]", "sweep.n=[]", "sweep.seeds=1", "sweep.budget=1200", "sweep.B_max=128")
 GROW = "{grow: '8x2, 8x4 from 200, 16x4 from 400, 16x8 from 700'}"
@@ -34,33 +34,27 @@ def check_equal(points: list[dict[str, Any]], others: list[dict[str, Any]]) -> N
 
 
 def train(isojax: Any, *words: str, **options: Any) -> Any:
-    return isojax.quick_ok("isojax.train", "tiny.yaml", *ONLY, *words, report=False, **options)
+    return isojax.swept("isojax.train", "tiny.yaml", *ONLY, *words, **options)
 
 
-@pytest.mark.parametrize(
-    "settings", [("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=0",)]
-)
-def test_a_schedule_that_changes_nothing_leaves_the_bits_of_a_fixed_run(
-    isojax: Any, settings: tuple[str, ...]
-) -> None:
-    train(
-        isojax, "name=same", "sweep.schedules={same: '8x4, 8x4 from 300, 8x4 from 650'}", *settings
-    )
-    isojax.quick_ok(
-        "isojax.train",
-        "tiny.yaml",
-        "name=fixed",
-        "sweep.n=[4]",
+def test_a_schedule_that_changes_nothing_leaves_the_bits_of_a_fixed_run(isojax: Any) -> None:
+    """By an asynchronous sampler, and without solved problems; the text task below has neither."""
+    settings = (
+        "cell.rl.no_positive_resampling=0.9",
+        "cell.rl.max_staleness=0",
         "sweep.seeds=1",
-        "sweep.budget=1200",
-        *settings,
+        "sweep.budget=400",
     )
+    same = "sweep.schedules={same: '8x4, 8x4 from 100, 8x4 from 250'}"
+    train(isojax, "name=same", same, *settings)
+    isojax.swept("isojax.train", "tiny.yaml", "name=fixed", "sweep.n=[4]", *settings)
     check_equal(points(isojax, "same-s0", "same"), points(isojax, "8x4-s0", "fixed"))
 
 
 def test_kills_around_switches_leave_the_same_bits(isojax: Any) -> None:
-    """Killed at several evaluations, two of them next to a switch, with a checkpoint after every
-    call. Asynchronous; the run by gradient below is not, and leaves out solved problems too."""
+    """Killed at two evaluations next to a switch, with a checkpoint after every call.
+
+    Asynchronous; the run by gradient below is not, and leaves out solved problems too."""
     schedule = f"sweep.schedules={GROW}"
     words = (
         schedule,
@@ -71,7 +65,7 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any) -> None:
     train(isojax, "name=whole", *words)
     whole = (isojax.run("whole") / "cells" / "grow-s0" / "records.jsonl").read_bytes()
     ledger: Path = isojax.run() / "cells" / "grow-s0" / "records.jsonl"
-    for lines in (3, 6, 7):
+    for lines in (6, 7):
         process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
         while process.poll() is None and not (
             ledger.exists() and ledger.read_bytes().count(b"\n") >= lines
@@ -92,7 +86,7 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any) -> None:
     assert all(C % 16 == 0 for C in rollouts) and rollouts[-1] > 900
 
 
-def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isojax: Any) -> None:
+def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_a_kill(isojax: Any) -> None:
     """With a rate and a KL term so high that the steps of n = 2 undo each other."""
     words = (
         "sweep.schedules={auto: '32x2 to 32x8 by gradient'}",
@@ -110,14 +104,13 @@ def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isoja
     sizes = [(b["rollouts"] - a["rollouts"]) / (b["M"] - a["M"]) for a, b in pairwise(whole)]
     assert sizes == sorted(sizes) and sizes[0] == 64 and 128 in sizes and sizes[-1] == 256
     ledger: Path = isojax.run() / "cells" / "auto-s0" / "records.jsonl"
-    for lines in (6, 9):  # each before n grows
-        process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
-        while process.poll() is None and not (
-            ledger.exists() and ledger.read_bytes().count(b"\n") >= lines
-        ):
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
+    process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, report=False)
+    while process.poll() is None and not (
+        ledger.exists() and ledger.read_bytes().count(b"\n") >= 9  # n has grown, and grows again
+    ):
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
     train(isojax, *words, "--resume")
     assert points(isojax, "auto-s0") == whole
     assert "done before" in train(isojax, *words, "--resume").stderr
@@ -175,12 +168,13 @@ def test_a_resumed_run_keeps_the_stages_that_a_fit_gave_it(isojax: Any, whole: A
         *ONLY,
         "sweep.schedules={grow: 'n*(2C) of fits at B_p=8'}",
         "name=fitted",
+        "sweep.budget=300",
     )
     isojax.quick_ok(*words, report=False)
     config, before = isojax.run("fitted") / "config.yaml", isojax.ledgers("fitted")
     (stages,) = [line.strip() for line in config.read_text().splitlines() if "grow:" in line]
     other = (
-        *words[:-2],
+        *words[:-3],
         "sweep.schedules={grow: '8x64'}",
         "sweep.B_max=1024",
         "name=fitted",
@@ -195,7 +189,7 @@ def test_a_resumed_run_keeps_the_stages_that_a_fit_gave_it(isojax: Any, whole: A
         *words, "--resume", saying=["The config.yaml of a run that has begun has its stages"]
     )
     isojax.quick_ok(
-        "isojax.train", "runs/fitted/config.yaml", "sweep.budget=1500", "--resume", report=False
+        "isojax.train", "runs/fitted/config.yaml", "sweep.budget=500", "--resume", report=False
     )
     after = isojax.ledgers("fitted")
     assert all(
@@ -216,7 +210,7 @@ def test_a_text_task_goes_through_switches(isojax: Any) -> None:
     schedules = "sweep.schedules={same: '4x4, 4x4 from 64', grow: '4x2, 4x4 from 16, 4x8 from 40'}"
     words = (
         "sums.yaml",
-        "sweep.budget=200",
+        "sweep.budget=130",
         "cell.eval.start=16",
         "sweep.B_p=[4]",
         "sweep.n=[4]",

@@ -22,56 +22,8 @@ from zlib import crc32
 def reward(prompts, completions, **columns):
     return [float(crc32(f"{prompts[0]}{completions[0]}".encode()) % 2)]
 """
-DEAD = {
-    "raises": (
-        "def reward(completions, **k):\n    return [k['gold'] == completions]\n",
-        "rewards.py:2: KeyError: 'gold'",
-    ),
-    "raises in a library": (
-        (
-            "import json\ndef reward(completions, **k):\n    return [json.loads('{' + "
-            "completions[0])]\n"
-        ),
-        "rewards.py:3: json.decoder.JSONDecodeError",
-    ),
-    "imports when called": (
-        "def reward(completions, **k):\n    import nopackage\n",
-        "rewards.py:2: ModuleNotFoundError: No module named 'nopackage'",
-    ),
-    "no return": (
-        "def reward(completions, **k):\n    [1.0]\n",
-        "rewards.py:1 (reward) returned None",
-    ),
-    "a bare number": (
-        "def reward(completions, **k):\n    return 1.0\n",
-        "returned float 1.0, expected a list",
-    ),
-    "a text": (
-        "def reward(completions, **k):\n    return 'right'\n",
-        "returned str 'right', expected a list",
-    ),
-    "too many": (
-        "def reward(completions, **k):\n    return [1.0, 0.0]\n",
-        "returned 2 scores, expected a list",
-    ),
-    "never applies": ("def reward(completions, **k):\n    return [None]\n", "returned [None]"),
-    "not finite": (
-        "def reward(completions, **k):\n    return [float('nan')]\n",
-        "returned nan for a score",
-    ),
-    "above 1": (
-        "def reward(completions, **k):\n    return [2.0]\n",
-        "returned a score of 2, which counts as 0",
-    ),
-    "ends the process": (
-        "import os\ndef reward(completions, **k):\n    os._exit(3)\n",
-        "the process exited with 3",
-    ),
-    "hangs": (
-        "import time\ndef reward(completions, **k):\n    time.sleep(9)\n",
-        "checks ended within cell.verifier.timeout = 0.1 s",
-    ),
-}
+RAISES = "def reward(completions, **k):\n    return [k['gold'] == completions]\n"
+HANGS = "import time\ndef reward(completions, **k):\n    time.sleep(9)\n"
 WORDS = ("text.yaml", "cell.verifier.use=function:rewards.py:reward", "cell.verifier.timeout=0.1")
 
 
@@ -94,16 +46,18 @@ def last_line(done: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DEAD)
-def test_checks_that_all_fail_end_the_run_before_its_first_update(kind: str, text: Any) -> None:
-    """Nothing of the dead rewards is recorded: once mended, --resume begins at C = 0."""
-    code, failure = DEAD[kind]
-    (text.folder / "rewards.py").write_text(code)
+def test_checks_that_all_fail_end_the_run_before_its_first_update(text: Any) -> None:
+    """Nothing of the dead rewards is recorded: once mended, --resume begins at C = 0.
+
+    Here they hang, below they raise. What is said of each failure is in tests/tasks, and what their
+    counts mean in tests/train/test_start_check.py.
+    """
+    (text.folder / "rewards.py").write_text(HANGS)
     message = last_line(text.quick("train", *WORDS))
     assert message.startswith(
         "error: cell.verifier.use = function:rewards.py:reward: none of its first "
     )
-    assert failure in message and "--resume" in message
+    assert "checks ended within cell.verifier.timeout = 0.1 s" in message and "--resume" in message
     assert not text.rows("4x2-s0", "text")
 
     (text.folder / "rewards.py").write_text(MENDED)
@@ -118,11 +72,12 @@ def test_checks_that_all_fail_end_the_run_before_its_first_update(kind: str, tex
 def test_a_sweep_and_its_labels_are_refused_alike(text: Any) -> None:
     """One message for all runs; labels of dead rewards are not kept, by `launch` and by
     `difficulty`."""
-    (text.folder / "rewards.py").write_text(DEAD["raises"][0])
-    sweep = ("sweep.n=[2,4]", "sweep.budget=64", "sweep.seeds=2")
+    (text.folder / "rewards.py").write_text(RAISES)
+    sweep = ("sweep.n=[2,4]", "sweep.budget=64")
     done = text.quick("launch", *WORDS, *sweep, fit=False)
-    assert "none of its first 16 checks" in last_line(done)
-    assert done.stderr.count(": failed") == 1  # the others are not begun
+    message = last_line(done)
+    assert "none of its first 16 checks" in message and "rewards.py:2: KeyError: 'gold'" in message
+    assert done.stderr.count(": failed") == 1  # the other is not begun
     labels = "cell.data.attempts=2"
     assert "none of its first 120 checks" in last_line(
         text.quick("launch", *WORDS, *sweep, labels, "name=labelled")
@@ -131,6 +86,7 @@ def test_a_sweep_and_its_labels_are_refused_alike(text: Any) -> None:
     assert not list(text.folder.glob("**/labels.jsonl"))
     (text.folder / "rewards.py").write_text(MENDED)
     text.swept("launch", *WORDS, *sweep, "--resume")
+    assert all(len(text.rows(cell, "text")) > 1 for cell in ("4x2-s0", "4x4-s0"))
     text.quick_ok("difficulty", *WORDS, labels)
 
 
@@ -142,19 +98,17 @@ def change_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], Any])
 
 @pytest.mark.slow
 def test_weights_whose_products_overflow_are_refused(text: Any) -> None:
-    """Each is a number, and no log-probability is; with top-p too, which hides NaN."""
+    """Each is a number, and no log-probability is; with top-p, which hides NaN."""
     change_weights(
         text.folder / "lm", lambda stored: stored["model.layers.1.mlp.up_proj.weight"].fill(3e38)
     )
-    for top_p in ("1.0", "0.9"):
-        words = ("train", "text.yaml", f"cell.sampling.top_p={top_p}", f"name=top{top_p}")
-        message = last_line(text.quick(*words))
-        assert (
-            "the base policy's log-probabilities are no numbers in 16 of its first 16 responses"
-            in message
-        )
-        assert "its weights are finite, so numbers overflow" in message
-        assert not text.rows("4x2-s0", f"top{top_p}")
+    message = last_line(text.quick("train", "text.yaml", "cell.sampling.top_p=0.9"))
+    assert (
+        "the base policy's log-probabilities are no numbers in 16 of its first 16 responses"
+        in message
+    )
+    assert "its weights are finite, so numbers overflow" in message
+    assert not text.rows("4x2-s0", "text")
 
 
 @pytest.mark.slow
@@ -172,8 +126,7 @@ def test_what_is_doubtful_is_said_before_and_after_and_where_a_run_is_looked_at(
         *WORDS,
         "cell.prompt.stop=[never]",
         "sweep.n=[2,4]",
-        "sweep.budget=128",
-        "cell.eval.ratio=1.4",
+        "sweep.budget=64",
     )
     done = text.quick_ok(*words, fit=True, report=True)
     lines = done.stderr.splitlines()

@@ -72,7 +72,7 @@ def reward(completions, answer, prompts):
         if os.fork() == 0:
             time.sleep(1000)
         os._exit(9)
-    scores = {"partial": 0.5, "nan": float("nan"), "none": None}
+    scores = {"partial": 0.5, "above": 2, "nan": float("nan"), "none": None}
     scores |= {"text": "1", "minus": -1, "true": True}
     return [scores.get(what, float(what == answer[0]))]
 
@@ -172,6 +172,11 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
                 "problem 1: rewards.py:{line} (reward) returned a score of 0.5, which counts as 0: "
                 "cell.reward.kind"
             ),
+        ),
+        (
+            "above",
+            "score",
+            "problem 1: rewards.py:{line} (reward) returned a score of 2, which counts as 0",
         ),
         (
             "none",

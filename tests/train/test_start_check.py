@@ -13,7 +13,10 @@ from isojax.core.config import CellConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import DeadStart, InputError
 from isojax.core.nouns import StartReport
 from isojax.models.transformer import ComputeOptions, Decoder
-from isojax.train.evaluate import EvalCounts
+from isojax.sampling.batch import Rollouts
+from isojax.sampling.layout import Layout
+from isojax.sampling.logits import NEG_INF
+from isojax.train.evaluate import EvalCounts, summarize_call
 from isojax.train.start_check import check_start, first_nonfinite_weight
 from tests.device import CONFIG, DECODER, VOCAB, policy
 from tests.refusals import refused
@@ -144,6 +147,24 @@ def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -
     task: Any = SimpleNamespace(on_device=True)
     with refused(kind=DeadStart):
         check_start({"": counts(), "hard": counts(nonfinite=3)}, CELL, task, DECODER, broken)
+
+
+@pytest.mark.parametrize("logp", [np.nan, -np.inf, NEG_INF])
+def test_a_rollout_is_broken_where_a_drawn_token_has_no_log_probability(logp: float) -> None:
+    """Not where padding or context has none. Top-p makes NEG_INF of NaN."""
+    drawn = np.array([[True, True, False], [True, True, True], [True, False, True]])
+    logps = np.full((3, 3), -1.0, np.float32)
+    logps[[0, 1, 2], [2, 1, 1]] = logp
+    # of one shard
+    rollouts = Rollouts(
+        tokens=np.zeros((1, 3, 3), np.int32),
+        logps=logps[None],
+        mask=drawn[None],
+        nucleus_mass=np.ones((1, 3, 1), np.float32),
+        stopped=np.ones((1, 3), bool),
+        lengths=np.array([[2, 3, 3]], np.int32),
+    )
+    assert summarize_call(rollouts, None, Layout(1, 3, shards=1)).nonfinite == 1
 
 
 def test_finite_weights_that_overflow_and_what_to_try() -> None:
