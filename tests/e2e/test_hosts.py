@@ -168,40 +168,12 @@ def test_two_processes(isojax: Any) -> None:
     )
 
 
-def kill_last(place: Isojax, name: str, processes: list[Fork]) -> None:
-    """Kills the last of them once the run has left two checkpoints, and waits for the others to
-    end."""
-    try:
-        late, cell = time.monotonic() + SECONDS, place.run(name) / "cells" / CELL
-        # a checkpoint is complete after its row
-        while len(rows(place, name)) < 3 or len(newest(cell)) < 2:
-            assert time.monotonic() < late and all(process.poll() is None for process in processes)
-            time.sleep(0.01)
-        processes[-1].send_signal(signal.SIGKILL)
-        ended(processes)
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def kill_and_compare(place: Isojax, *words: str, **group: Any) -> None:
-    """Kills the last process of the run "separate", starts all again, and finds the bits of the run
-    "one"."""
-    kill_last(place, "separate", start(place, *words, compiled=SAME_BITS, **group))
-    again = ended(start(place, *words, "--resume", compiled=SAME_BITS, **group))
-    assert not any(code for code, _ in again), again
-    expected, found = rows(place, "one"), rows(place, "separate")
-    for point in found:
-        for name in ("sampler_busy", "trainer_busy"):
-            point["train"].pop(name, None)
-    assert found == expected and len(found) > 4
-
-
 def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
-    """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run,
-    killed and started again, leaves the bits of the synchronous one; each process verifies what its
-    devices have sampled. At k = 1 sampler and trainer work at the same time, also where each
-    process holds half of the weights that its sampler needs whole.
+    """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run
+    leaves the bits of the synchronous one; each process verifies what its devices have sampled.
+    (Such processes are killed and started again in test_ray_samplers.py.) At k = 1 sampler and
+    trainer work at the same time, also where each process holds half of the weights that its
+    sampler needs whole.
     """
     location: Isojax = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
@@ -218,7 +190,13 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
     separate = ("name=separate", *meshes, "cell.rl.max_staleness=0")
-    kill_and_compare(location, *separate)
+    pair = ended(start(location, *separate, compiled=SAME_BITS))
+    assert [code for code, _ in pair] == [0, 0], pair
+    expected, found = rows(location, "one"), rows(location, "separate")
+    for point in found:
+        for name in ("sampler_busy", "trainer_busy"):
+            point["train"].pop(name, None)
+    assert found == expected and len(found) > 4
     marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
     # At the end the sampler has begun another batch.
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(

@@ -171,17 +171,18 @@ def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
     then a larger one: no C stands twice.
 
     Compiled as users do, as the other resumptions are not."""
-    words = ("tiny.yaml", "cell.eval.start=20", "cell.eval.ratio=1.2", "sweep.seeds=1")
+    words = ("tiny.yaml", "cell.eval.start=20", "cell.eval.ratio=1.2", "sweep.n=[4]")
+    words += ("sweep.seeds=1",)
     usual = flags(AS_USERS_DO)
-    isojax.swept("isojax.launch", *words, "sweep.budget=80", XLA_FLAGS=usual)
+    isojax.swept("train", *words, "sweep.budget=80", XLA_FLAGS=usual)
     short = isojax.ledgers()
     assert [row["rollouts"] for row in isojax.rows("8x4-s0")] == [0, 32, 64, 96]
-    isojax.swept("isojax.launch", *words, "--resume", "sweep.budget=1000", XLA_FLAGS=usual)
+    isojax.swept("train", *words, "--resume", "sweep.budget=300", XLA_FLAGS=usual)
     assert all(isojax.ledgers()[cell].startswith(ledger) for cell, ledger in short.items())
     for cell in isojax.ledgers():
         rollouts = [row["rollouts"] for row in isojax.rows(cell)]
         assert all(a < b for a, b in pairwise(rollouts)), rollouts
-    isojax.swept("isojax.launch", *words, "sweep.budget=1000", "name=at-once", XLA_FLAGS=usual)
+    isojax.swept("train", *words, "sweep.budget=300", "name=at-once", XLA_FLAGS=usual)
     assert isojax.ledgers("at-once") == isojax.ledgers()
 
 
