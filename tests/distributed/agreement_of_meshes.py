@@ -1,8 +1,8 @@
 """What one saved state leads to on a mesh, so that meshes can be compared: greedy tokens, a
-gradient, twenty updates, bytes a device.
+gradient, five updates, bytes a device.
 
 `python tests/distributed/agreement_of_meshes.py --make --state STATE.npz` saves, on one device, a
-state in mid-training and the rollouts of twenty batches; `python
+state in mid-training and the rollouts of five batches; `python
 tests/distributed/agreement_of_meshes.py --mesh data=4,tensor=2 --state STATE.npz --out FILE.npz`
 goes on from it on any mesh. With --coordinator, --processes and --process, as isojax's own, the
 mesh is one of several processes: nothing here reads an array that only other processes hold, all of
@@ -10,7 +10,8 @@ them call it alike, and each writes its own file.
 
 In FILE.npz, besides a `loss` and arrays by parameter (`gradient...`, `params...`):
 
-    tokens, tokens_small    greedy responses to 13 x 7 rollouts, and to 3 x 2, fewer than shards
+    tokens, tokens_small    greedy responses to 13 x 7 rollouts, and to 3 x 2, which leave a
+                            shard of four empty
     loss, loss_small        of the first batch of each size; also `gradient...`,
                             `gradient_small...`
     bytes_params, bytes_moments, bytes_kv    of this process's devices, i64[devices]
@@ -54,7 +55,7 @@ from tests.compiler import keep_programs_of_each_process
 from tests.device import CONFIG, DECODER, Parity, mesh, policy, quick_jit, random_problems, scatter
 from tests.device import P as PROMPT
 
-RESPONSE, SLOTS, UPDATES = 32, 4, 20  # a response of 32 may be computed 16 or 32 wide
+RESPONSE, SLOTS, UPDATES = 32, 4, 5  # a response of 32 may be computed 16 or 32 wide
 CELLS = {"": (13, 7), "_small": (3, 2)}
 RL = RLConfig(
     kl=0.1, entropy=0.01, learning_rate=1e-2, lr_scaling="constant", warmup=1, max_grad_norm=1e9
