@@ -36,8 +36,6 @@ SMALL = (
     (r"^(isojax fit runs/(?!.*--replicates).*)", r"\1 --replicates 20"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
     ("32x2 to 32x32", "32x2 to 32x8"),
-    # tests/launch/test_compile_for_topology.py compiles for chips
-    (r"--topology \S+", r"\g<0> --no-compile"),
 )
 # A sweep for every page: commands that run and end, whatever it finds.
 SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 700")

@@ -160,7 +160,11 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
         (*LAUNCH, "cell.model.layers=7"),
         ("cell.model.layers: given 7", "says 2"),
     ),
-    "a task on device": (nothing, (*LAUNCH, "cell.task=solvers"), ("24 tokens of its own", "384")),
+    "a task on device": (
+        without_settings("verifier"),
+        (*LAUNCH, "cell.task=solvers"),
+        ("24 tokens of its own", "384"),
+    ),
     "no chat template": (
         without_chat,
         (*LAUNCH, "cell.model.path=bare", "cell.prompt.format=chat"),
