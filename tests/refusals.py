@@ -92,10 +92,10 @@ def record(message: str) -> None:
     messages = _current_messages.get()
     if messages is None:
         return
-    message = message[:MAX_LENGTH_BEFORE]
+    message = message.strip()[:MAX_LENGTH_BEFORE]
     for pattern, name in _VARYING:
         message = pattern.sub(name, message)
-    text = "".join(map(_as_printable, message.strip()))
+    text = "".join(map(_as_printable, message))
     messages.append(text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}...")
 
 

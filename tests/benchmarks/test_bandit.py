@@ -139,6 +139,7 @@ RATES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "learning_rate", "noise", "baseline"), RATES)
 def test_suboptimality_falls_as_one_over_t(
     n: int, learning_rate: float, noise: float, baseline: str
@@ -156,6 +157,7 @@ def test_suboptimality_falls_as_one_over_t(
     assert result == pytest.approx(-1.0, abs=0.1)
 
 
+@pytest.mark.slow
 def test_too_large_a_learning_rate_breaks_the_rate_for_one_sample_an_update() -> None:
     """The check above can fail: at learning rate 4 with a noisy verifier, runs of n = 1 settle on
     wrong arms."""
@@ -267,6 +269,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     bandit.main()
 
 
+@pytest.mark.slow
 def test_the_script_prints_a_table_and_writes_its_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

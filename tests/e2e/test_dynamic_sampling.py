@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 # 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal
 # rewards
 WORDS = (
@@ -45,7 +47,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_counted_killed_and_resumed(isojax: Any) -> None:
     Path(isojax.folder, "count_rollouts.py").write_text(HOOK)
     isojax.swept(*WORDS, "name=whole")

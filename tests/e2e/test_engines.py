@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # isojax's sampler, by another name: it counts what it is asked for.
 ENGINE = """
 from pathlib import Path
@@ -48,7 +50,6 @@ def rows(isojax: Any, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_an_engine_of_ones_own(isojax: Any) -> None:
     """It samples all rollouts of training; the numbers are those of isojax's own, one update after
     the other."""

@@ -13,7 +13,7 @@ from tests.e2e.test_text import FLAGS
 from tests.e2e.test_turns import HOST_CELL, ON_DEVICE, ON_HOST, prepare_chat
 from tests.e2e.tiny_lm import SHAPE, make_model
 
-pytestmark = pytest.mark.seconds(60)
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 MOE = (
     "tiny.yaml",
@@ -46,7 +46,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     return location
 
 
-@pytest.mark.slow
 def test_a_mixture_of_experts_learns_as_the_dense_policy_does(alone: Isojax, whole: Isojax) -> None:
     """Over twice as well in the end as in the beginning, as the dense policy of the same sizes."""
     for place in (alone, whole):
@@ -62,7 +61,6 @@ def test_a_mixture_of_experts_learns_as_the_dense_policy_does(alone: Isojax, who
     assert not any("expert" in key for row in whole.rows(CELL)[1:] for key in row["train"])
 
 
-@pytest.mark.slow
 def test_a_cell_of_experts_on_a_mesh(isojax: Isojax, alone: Isojax) -> None:
     """As of dense models (test_mesh.py): C and targets are the same, and evaluations differ by
     rounding alone."""
@@ -77,7 +75,6 @@ def test_a_cell_of_experts_on_a_mesh(isojax: Isojax, alone: Isojax) -> None:
     assert rows[1]["train"]["sampler_logp_gap"] < 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replies", ["on device", "on the host"])
 def test_experts_are_replayed_where_a_task_replies(isojax: Isojax, replies: str) -> None:
     """The first evaluation after the base policy's shows one update, whose rollouts are the same

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # whole commands; the conditions have fast tests in their rooms
+
 SETTINGS = {
     "unknown key": (["cell.rl.learnin_rate=1"], ["learnin_rate", "cell.rl.learning_rate"]),
     "wrong type": (["sweep.budget=many"], ["sweep.budget", "'many'", "integer"]),

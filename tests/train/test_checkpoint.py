@@ -132,26 +132,33 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the checkpoints 10 and 20, of which each test damages a copy."""
+    folder = tmp_path_factory.mktemp("two") / "checkpoint"
+    with Checkpoints(folder) as checkpoints:
+        for i in (1, 2):
+            checkpoints.save(some_state("auto", i), RunCursor(10 * i, i, 100 * i))
+    return folder
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # what Orbax has not awaited when a file is missing
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_the_one_before_is_taken(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, two_checkpoints: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever is missing or changed; what is damaged stays for a person to look at, and the
     message names both."""
-    folder = tmp_path / "checkpoint"
-    states = [some_state("auto", seed) for seed in range(2)]
-    with Checkpoints(folder) as checkpoints:
-        for i, state in enumerate(states, 1):
-            checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
+    folder = shutil.copytree(two_checkpoints, tmp_path / "checkpoint")
     DAMAGES[damage](folder / "20")
     shutil.rmtree(folder / "10" / "clock")  # older versions saved none
+    first = some_state("auto", 1)
     with Checkpoints(folder) as checkpoints:
-        restored = checkpoints.restore(states[0])
+        restored = checkpoints.restore(first)
     assert restored is not None and restored[1] == RunCursor(10, 1, 100)
-    check(restored[0], states[0], states[0])
+    check(restored[0], first, first)
     err = capsys.readouterr().err
     assert f"{folder / '20'} is damaged (" in err and "going on from the one of update 10" in err
     assert (tmp_path / "checkpoint-damaged-20").is_dir() and not (folder / "20").exists()
