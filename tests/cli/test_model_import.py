@@ -30,6 +30,8 @@ from tests.e2e.tiny_lm import make_model
 from tests.models.test_smollm2_import import write_gguf
 from tests.models.test_text_part import make_folder
 
+pytestmark = pytest.mark.seconds(11)
+
 TINY = "org/Tiny-0.1B"
 
 

@@ -15,6 +15,8 @@ import yaml
 
 from isojax.runs.storage import LOCK_FILE
 
+pytestmark = pytest.mark.seconds(20)
+
 CELLS = {f"8x{n}-s{seed}": 8 * n for n in (2, 4) for seed in (0, 1)}
 TARGETS = [
     0,

@@ -23,6 +23,8 @@ from tests.device import mesh, quick_jit
 from tests.models.test_attention import far, rows, with_gradients
 from tests.models.test_families import MOST, REFERENCES, model_of
 
+pytestmark = pytest.mark.seconds(14)
+
 NAMES = ("qwen2_sliding", "mistral", "gemma3")  # windows 7, 6 and 5
 # Of qwen2_sliding one layer sees all positions and two slide: each way of running has it. Of
 # mistral all layers slide; gemma3 has stacks of sliding layers on both sides of one that does not:

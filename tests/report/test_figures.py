@@ -26,6 +26,8 @@ from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import FitResult, FrontierRow, SchedulePoint, ScheduleRow
 
+pytestmark = pytest.mark.seconds(11)
+
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 DOLLARS = "reward $x^ of\\foo$"
 

@@ -36,6 +36,8 @@ from isojax.scaling.result import (
 )
 from tests.scaling.documents import document
 
+pytestmark = pytest.mark.seconds(9)
+
 
 class _Reader(HTMLParser):
     """Checks that tags close in order; keeps the text and the scripts."""

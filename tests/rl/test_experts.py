@@ -36,6 +36,8 @@ from tests.device import mesh, quick_jit, scatter
 from tests.models.agreement import from_checkpoint
 from tests.refusals import refused
 
+pytestmark = pytest.mark.seconds(14)
+
 REFERENCE = Path(__file__).parent / "expert_reference.npz"
 PROBLEMS, N, P, T, VOCAB = 5, 3, 6, 5, 24
 E, K = 6, 2

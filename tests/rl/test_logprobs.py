@@ -20,6 +20,8 @@ from isojax.rl import logprobs
 from tests.device import log_softmax, mesh, quick_jit
 from tests.hlo import collectives
 
+pytestmark = pytest.mark.seconds(9)
+
 WIDTH, TEMPERATURE = 16, 0.7
 
 

@@ -39,6 +39,8 @@ from tests.device import (
 )
 from tests.hlo import check_separate, collectives
 
+pytestmark = pytest.mark.seconds(11)
+
 CELLS = [(16, 2), (13, 7), (2, 16)]
 RL = RLConfig(entropy=0.001, learning_rate=2e-2, warmup=3, max_consecutive_nonfinite=2)
 CELL = CellConfig(model=CONFIG, rl=RL)

@@ -41,6 +41,8 @@ from tests.device import (
 )
 from tests.hlo import check_separate, collectives
 
+pytestmark = pytest.mark.seconds(12)
+
 T = 5
 NO_STRINGS = StopConditions((EOS,), None)
 CELLS = [(1, 1), (13, 7), (16, 2), (5, 32)]

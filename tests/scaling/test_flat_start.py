@@ -15,6 +15,8 @@ from isojax.scaling.result import FitResult, FlatStart
 from isojax.scaling.tracks import FloatArray, group_by_cell
 from tests.scaling.sweeps import fit, run
 
+pytestmark = pytest.mark.seconds(10)
+
 C = np.array([1, 2, 4, 8, 16, 32, 64, 128]) * 1000.0
 ALL_N = (4, 8, 16)
 N = 500

@@ -20,6 +20,8 @@ from isojax.scaling.tracks import FloatArray
 from tests.refusals import refused
 from tests.scaling.sweeps import fit, run
 
+pytestmark = pytest.mark.seconds(10)
+
 C = np.geomspace(1e3, 1e5, 16).round()
 ALL_N = (4, 8, 16, 32)
 KNOWN = EvaluationSize(500, "", is_known=True)

@@ -21,6 +21,8 @@ from isojax.tasks import check_process, grading, guarded_process
 from isojax.tasks.grading import Checker
 from tests.refusals import refused
 
+pytestmark = pytest.mark.seconds(9)
+
 REWARDS = '''
 import ctypes, os, signal, subprocess, sys, time
 

@@ -40,6 +40,8 @@ from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
 from tests.refusals import refused
 
+pytestmark = pytest.mark.seconds(10)
+
 CELL = CellConfig(
     model=CONFIG,
     base=BasePolicyConfig(steps=50, batch=32),

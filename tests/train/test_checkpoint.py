@@ -22,6 +22,8 @@ from isojax.rl.optimizer import TrainState, build_init_state, train_state_shardi
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh
 
+pytestmark = pytest.mark.seconds(12)
+
 
 def some_state(axes: str, seed: int, decoder: Decoder = DECODER) -> TrainState:
     """A state whose every number was drawn, on a mesh."""
