@@ -78,10 +78,9 @@ class LazyGroup(CommandGroup):
 
     def _check_name(self, ctx: Any, name: str) -> None:
         """A usage error, which names the nearest command, for the name of none."""
-        names = self.list_commands(ctx)
-        if name in names or name.startswith("-"):
+        if name.startswith("-") or find_command(name) is not None:
             return
-        (nearest,) = nearest_names(name, names)
+        (nearest,) = nearest_names(name, self.list_commands(ctx))
         message = f"No such command {name!r}; the nearest is {nearest!r}."
         function_name = name.replace("-", "_")
         if function_name.isidentifier():

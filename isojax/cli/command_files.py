@@ -114,8 +114,11 @@ def find_commands() -> tuple[LazyCommand, ...]:
 
 def _read_command(file: Path) -> LazyCommand:
     """What the text of a command's file gives."""
-    # Another program's file may be in another encoding.
-    text = file.read_text("utf-8", errors="replace")
+    try:
+        # Another program's file may be in another encoding.
+        text = file.read_text("utf-8", errors="replace")
+    except OSError:
+        text = ""  # The list of commands needs no summary; a call says why the file is not read.
     summary = _SUMMARY.match(text)
     return LazyCommand(
         name=file.name.removesuffix(ENDING).replace("_", "-"),

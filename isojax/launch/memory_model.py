@@ -190,6 +190,8 @@ def _breakdown(
 
     Arguments as of `estimate_memory`; rollouts: bytes of those in memory at once.
     """
+    # A server has its weights and cache elsewhere. Where it samples the rollouts alone, the device
+    # still samples evaluations.
     sampler_weights = sampling_weight_bytes(s)
     if plan.by_server and plan.evaluations_by_server:
         cache = sampler_weights = 0
@@ -197,6 +199,7 @@ def _breakdown(
         cache = evaluation.cache_bytes()
     else:
         cache = s.cache_bytes()
+
     return {
         "parameters": s.trained_bytes + s.frozen_bytes,
         "optimizer": 2 * s.trained_bytes,

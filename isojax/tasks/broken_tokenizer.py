@@ -34,10 +34,12 @@ def refuse_broken_file(folder: Path) -> None:
     files that is a pointer of Git LFS (a small text in place of a large file) or no complete JSON.
     Returns where no file is broken in this way."""
     refuse_pointers(folder)
+
     for file in [*_vocabulary_files(folder), *(folder / name for name in TOKEN_NAME_FILES)]:
         refuse_pointer(file)  # of the other files; nothing where there is none
         if file.suffix != ".json" or not file.is_file():
             continue
+
         with suppress(OSError, RecursionError):  # of a file that cannot be judged here
             try:
                 json.loads(file.read_bytes())

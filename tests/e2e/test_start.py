@@ -47,7 +47,7 @@ def last_line(done: Any) -> str:
 
 @pytest.mark.slow
 def test_checks_that_all_fail_end_the_run_before_its_first_update(text: Any) -> None:
-    """Nothing of the dead rewards is recorded: once mended, --resume begins at C = 0.
+    """Nothing of the dead rewards is recorded: once they are corrected, --resume begins at C = 0.
 
     Here they hang, below they raise. What is said of each failure is in tests/tasks, and what their
     counts mean in tests/train/test_start_check.py.

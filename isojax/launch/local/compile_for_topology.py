@@ -103,7 +103,7 @@ def topology_devices(topology: str) -> list[Any]:
 
 
 def host_bounds(topology: str) -> tuple[int, int, int] | None:
-    """The chips of a host along each axis, where libtpu must be told; None: its own 2 x 2 x 1.
+    """The chips of a host along each axis, for libtpu; None: its own 2 x 2 x 1.
 
     A topology of fewer chips, such as v5e:1x1 of a notebook, is a part of a host.
     """

@@ -198,6 +198,7 @@ def _check_tables(tables: Any, log_importer: Importer) -> list[LogTable]:
             found=f"the importer returned {type(tables).__name__}",
             expected=expected,
         )
+
     for table in tables:
         if not isinstance(table, LogTable):
             raise InputError(
@@ -207,6 +208,7 @@ def _check_tables(tables: Any, log_importer: Importer) -> list[LogTable]:
             )
         if isinstance(table.rows, RowTable):  # its rows are made as DataRows when asked for
             continue
+
         for row in table.rows:
             if not isinstance(row, DataRow) or not isinstance(row.values, Mapping):
                 raise InputError(
