@@ -18,6 +18,8 @@ from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import time_estimate
 from isojax.launch.device_budget import DeviceBudget, host_memory
+from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.measured_rates import measured_rates
 from isojax.launch.memory_model import plan_sampling
 from isojax.launch.process_group import check_multi_process, sampler_processes
 from isojax.launch.time_estimate import GIB
@@ -182,13 +184,25 @@ def make_device_budget(
 def forecast_sweep(
     config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices
 ) -> time_estimate.Forecast:
-    """How long the sweep will take, by a short probe of this process's used devices.
+    """How long the sweep will take, by what `isojax accelerator` has measured on this kind of chip.
 
-    config: with all sizes chosen.
+    Without such a measurement, by a short probe of this process's used devices. config: with all
+    sizes chosen.
     """
     s = budget.sizes(config.sweep)
     concurrent_cells = cell_devices.concurrent_cells
-    num_used = cell_devices.devices_per_cell * concurrent_cells
+    rates = measured_rates(cell_devices.devices[0].device_kind)
+    if rates is None:
+        rates = _probe_rates(s, cell_devices)
+    return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)
+
+
+def _probe_rates(s: DeviceSizes, cell_devices: CellDevices) -> time_estimate.DeviceRates:
+    """The rates of this process's devices that the sweep uses, measured in about a second.
+
+    s: a device's part of the sweep, whose rows and widths the products have.
+    """
+    num_used = cell_devices.devices_per_cell * cell_devices.concurrent_cells
     used_here = [
         device
         for device in cell_devices.devices[:num_used]
@@ -204,9 +218,8 @@ def forecast_sweep(
             matmul_rows,
             width=s.D,
             columns=s.mlp_width,
-            dtype=budget.cell.precision.compute,
+            dtype=s.cell.precision.compute,
         )
     finally:
         jax.config.update("jax_enable_compilation_cache", cache_enabled)
-    rates = time_estimate.DeviceRates(decode_flops, update_flops, bandwidth)
-    return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)
+    return time_estimate.DeviceRates(decode_flops, update_flops, bandwidth)

@@ -31,6 +31,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import device_budget, time_estimate
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
 from isojax.launch.display import console, describe_checkpoints, print_plan
+from isojax.launch.measured_rates import measured_rates
 from isojax.launch.memory_model import MemoryEstimate, plan_sampling
 from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
@@ -265,7 +266,8 @@ def compile_for_topology(config: Config, topology: str) -> None:
     config = config.model_copy(update={"sweep": sweep})
 
     concurrent = min(config.run.cells_at_once or len(cells), num_chips // mesh_chips, len(cells))
-    _, rates = find_chip(kind)
+    _, published_rates = find_chip(kind)
+    rates = measured_rates(kind) or published_rates
     forecast = time_estimate.forecast_from_rates(
         budget.sizes(sweep), cells, sweep.budget, concurrent, rates
     )
