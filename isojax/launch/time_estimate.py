@@ -81,9 +81,10 @@ def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
 
 
 # By the name that jax has for a device: GiB that libtpu's compiler has for a program, and rates. A
-# device of the topologies of v4 and TPU7x is half a chip.
+# device of v3 and TPU7x is half a chip. Those of v3 share their chip's links, of 164 GB/s an axis.
 CHIPS = {
-    "TPU v4": (15.25, published_rates(138, 614, 90)),
+    "TPU v3": (15.48, published_rates(61.5, 450, 82)),
+    "TPU v4": (30.75, published_rates(275, 1228, 90)),
     "TPU v5 lite": (15.75, published_rates(197, 819, 90)),
     "TPU v5": (95.74, published_rates(459, 2765, 180)),
     "TPU v6 lite": (31.25, published_rates(918, 1640, 180)),

@@ -228,7 +228,7 @@ def test_topologies_of_one_chip_and_of_one_host() -> None:
     """In a process of its own, because libtpu stays with the process that loaded it."""
     program = (
         "from isojax.launch.local.compile_for_topology import topology_devices\n"
-        "for topology in ('v5e:1x1', 'v6e:1x1', 'v5e:2x4', 'v4:2x2x1'):\n"
+        "for topology in ('v5e:1x1', 'v6e:1x1', 'v5e:2x4', 'v4:2x2x1', 'v3:2x2'):\n"
         "    devices = topology_devices(topology)\n"
         "    print(len(devices), devices[0].device_kind, sep=': ')\n"
     )
@@ -241,11 +241,12 @@ def test_topologies_of_one_chip_and_of_one_host() -> None:
         timeout=280,
         check=True,
     )
-    assert done.stdout.split("\n")[:4] == [
+    assert done.stdout.split("\n")[:5] == [
         "1: TPU v5 lite",
         "1: TPU v6 lite",
         "8: TPU v5 lite",
-        "8: TPU v4",  # a device is half a chip
+        "4: TPU v4",  # a device is a chip of two cores, as on a TPU
+        "8: TPU v3",  # a device is a core, half a chip
     ]
 
 

@@ -49,6 +49,9 @@ from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
 CHIPS_OF_A_HOST = 4  # as libtpu assumes
+# On a TPU v4, jax has the two cores of a chip as one device, for which libtpu has to be asked. On
+# v5p it has so too, without a word; on v3 and TPU7x each half of a chip is a device.
+CHIP_CONFIGS = {"v4": "megacore"}
 MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
 # What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory.
 OOM_PATTERNS = (
@@ -90,10 +93,15 @@ def topology_devices(topology: str) -> list[Any]:
     silence_libtpu()
     from jax.experimental.topologies import get_topology_desc
 
+    options: dict[str, Any] = {}
     bounds = host_bounds(topology)
-    host_shape = {} if bounds is None else {"chips_per_host_bounds": bounds}
+    if bounds is not None:
+        options["chips_per_host_bounds"] = bounds
+    kind, _, _ = topology.partition(":")
+    if kind in CHIP_CONFIGS:
+        options["chip_config_name"] = CHIP_CONFIGS[kind]
     try:
-        description = get_topology_desc(platform="tpu", topology_name=topology, **host_shape)
+        description = get_topology_desc(platform="tpu", topology_name=topology, **options)
         return list(description.devices)
     except (jax.errors.JaxRuntimeError, ValueError) as e:
         raise InputError(
