@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isojax.core.config import ModelConfig, PrecisionConfig
+from isojax.core.config import ModelConfig, PrecisionConfig, load_config
 from isojax.core.config.model import LoraConfig
 from isojax.core.policy_sizes import CacheShape, KeptBytes
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.models.describe_sizes import describe_sizes, stack_sizes
+from isojax.models.describe_sizes import count_parameters, describe_sizes, stack_sizes
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
@@ -20,6 +22,7 @@ from isojax.models.layers.rope import Rope
 from isojax.models.spec import LayerDescription
 from isojax.models.transformer import Decoder
 
+PRESETS = sorted((Path(__file__).parents[2] / "configs" / "models").glob("*.yaml"))
 L, D, N, K, H, F, V = 3, 64, 4, 2, 16, 128, 1000
 SIZES: dict[str, Any] = {
     "layers": L,
@@ -205,3 +208,12 @@ def test_layers_that_slide_hold_their_window() -> None:
         describe_sizes(sliding).cache_bytes(TOGETHER, FLOAT32, "plain", ONE)
         == 4 * 2 * K * H * positions
     )
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_has_the_published_number_of_parameters(preset: Path) -> None:
+    """Its first line has it, as the model's card does; no parameter of the shape may be wrong."""
+    published = re.search(r"([\d,]+) parameters", preset.read_text())
+    assert published is not None
+    model = load_config(str(preset)).cell.model
+    assert count_parameters(model) == int(published[1].replace(",", ""))
