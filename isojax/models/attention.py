@@ -204,7 +204,10 @@ def _query_key_products(q: Array, k: Array) -> Array:
 
 
 def _weighted_values(w: Array, v: Array) -> Array:
-    return jnp.einsum("bkqc,bkch->bkqh", w, v)
+    # Summed in float32: in which precision a TPU sums products of many small matrices otherwise
+    # differs by generation, and TPU7x takes bfloat16 (jax issue 39878).
+    values = jnp.einsum("bkqc,bkch->bkqh", w, v, preferred_element_type=jnp.float32)
+    return values.astype(jnp.result_type(w, v))
 
 
 # The same two in float32, with gradients written out. Those of keys and values sum over queries, in

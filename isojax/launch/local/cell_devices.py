@@ -12,6 +12,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Cell
+from isojax.core.terminal import note
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
@@ -54,6 +55,11 @@ class CellDevices:
         """Whether all cells run the same compiled programs: a CPU runs a program in several threads
         at once."""
         return jax.default_backend() == "cpu" and self.devices_per_cell == 1
+
+    @property
+    def leaves_first_device(self) -> bool:
+        """Whether some programs run on devices among which the run's first is not."""
+        return self.sampler_shape is not None or self.concurrent_cells > 1
 
     @property
     def description(self) -> str:
@@ -127,6 +133,20 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
         default_cells = min(max_cells, max(1, cores() // one_cell.devices_per_cell))
     concurrent_cells = min(run.cells_at_once or default_cells, max_cells, num_cells)
     return replace(one_cell, concurrent_cells=concurrent_cells)
+
+
+def avoid_unsafe_cache(cell_devices: CellDevices) -> None:
+    """Keep no compiled programs on a TPU where some run without the first chip.
+
+    Read back from disk, such a program halts the chips ("schecklt: Invalid logical z"; seen on v6e
+    with libtpu 0.0.30, jax issue 38004): the first session would pass, and each later one fail.
+    """
+    if jax.default_backend() == "tpu" and cell_devices.leaves_first_device:
+        jax.config.update("jax_enable_compilation_cache", False)
+        note(
+            "compiled programs are not kept: some of them run on other chips than the first, and "
+            "a TPU cannot read those back (jax issue 38004)"
+        )
 
 
 def _training_first(devices: list[Any], trainers: int, training_per_process: int) -> list[Any]:

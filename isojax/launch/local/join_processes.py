@@ -58,17 +58,24 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
         )
     except (RuntimeError, ValueError) as e:
         group_text = "the cluster's description"
+        # Some slices' firewalls open 8476, which jax used until 0.8.1, and not 8482 (jax issue
+        # 35905).
+        fix = (
+            "Start the same command on every host, and let the hosts reach each other: process 0 "
+            "waits at port 8482 on a TPU, or at that of JAX_COORDINATOR_PORT."
+        )
         if named_group:
             group_text = f"{named_group.num_processes} processes at {named_group.coordinator}"
+            fix = (
+                "Start all of them with the same --coordinator and --processes, and each with "
+                "its own --process."
+            )
         raise InputError(
             found=(
                 f"the processes of this run did not come together within {JOIN_TIMEOUT} "
                 f"seconds ({group_text}): {str(e).splitlines()[0]}"
             ),
-            fix=(
-                "Start all of them with the same --coordinator and --processes, and each with "
-                "its own --process."
-            ),
+            fix=fix,
         ) from e
 
     check_even_devices([d.process_index for d in jax.devices()])

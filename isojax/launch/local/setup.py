@@ -20,7 +20,12 @@ from isojax.distributed import multiprocess
 from isojax.distributed.roles import Role
 from isojax.launch import strategy
 from isojax.launch.device_budget import DeviceBudget, autosize_sweep
-from isojax.launch.local.cell_devices import CellDevices, assign_devices, make_device_budget
+from isojax.launch.local.cell_devices import (
+    CellDevices,
+    assign_devices,
+    avoid_unsafe_cache,
+    make_device_budget,
+)
 from isojax.launch.local.sweep_checks import (
     check_batch,
     check_data,
@@ -234,6 +239,7 @@ def open_sweep(
         sized_sweep = multiprocess.run_on_primary(
             lambda: autosize_sweep(config.sweep, budget, is_new_run), SweepConfig
         )
+        avoid_unsafe_cache(cell_devices)
         meshes = cell_devices.meshes()
         sweep = _with_fastest_attention(config.cell, sized_sweep, budget, meshes[0].training)
 

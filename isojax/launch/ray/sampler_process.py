@@ -11,7 +11,7 @@ import jax
 from isojax.core.terminal import warn
 from isojax.distributed.roles import Role, TrainingFailed
 from isojax.distributed.sharding import shapes_with_shardings
-from isojax.launch.local.cell_devices import assign_devices
+from isojax.launch.local.cell_devices import assign_devices, avoid_unsafe_cache
 from isojax.launch.local.setup import resolve_config
 from isojax.launch.planner import plan_cells
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms
@@ -53,8 +53,10 @@ def prepare_sampler(role: Role) -> Callable[[], None]:
     resolve_config(config)  # it sets the precision of products
     cells = plan_cells(config.sweep)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
+    cell_devices = assign_devices(config, len(cells))
+    avoid_unsafe_cache(cell_devices)
     # Several processes work on one cell at a time, with one set of meshes.
-    (meshes,) = assign_devices(config, len(cells)).meshes()
+    (meshes,) = cell_devices.meshes()
     task = build_task(config.cell, config.run.verifier_workers)
 
     programs = SweepPrograms(
