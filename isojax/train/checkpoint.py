@@ -184,6 +184,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                         self.folder / f"{cursor.M}", self._manager.is_saving_in_progress
                     )
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this process still writes the newest checkpoint, or copies it elsewhere: the next
+        save would wait for that."""
+        is_uploading = self._upload is not None and not self._upload.done()
+        return is_uploading or self._manager.is_saving_in_progress()
+
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
         """The newest undamaged state and its cursor; None if there is none.
 

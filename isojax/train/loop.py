@@ -68,6 +68,7 @@ from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, wr
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import OpenCell, begin_span, open_cell
 from isojax.train.sample_text import mark_context
+from isojax.train.save_clock import SaveClock
 from isojax.train.start_check import check_start
 from isojax.train.update_hooks import UpdateReport, call_hook, load_hook
 
@@ -165,6 +166,7 @@ class _Wish(NamedTuple):
 
     must_end: bool  # it was asked to
     save_is_due: bool  # by its clock
+    must_put_off: bool  # it still writes the checkpoint before, for which no training is to wait
 
 
 @dataclass
@@ -210,8 +212,8 @@ class CellTrainer:
 
         # The seconds of a point are those since the point before. `cursor.seconds` of them had gone
         # by when the checkpoint was saved that this run goes on from.
-        self.last_saved_at = time.monotonic()
-        self.last_point_at = self.last_saved_at - self.cursor.seconds
+        self.last_point_at = time.monotonic() - self.cursor.seconds
+        self.save_clock = SaveClock(self.config.run.checkpoint_seconds)
         self.outputs.on_progress(self.C, None)
 
     @property
@@ -249,17 +251,13 @@ class CellTrainer:
                 self.fail()
             self.outputs.on_progress(self.C, None)
 
-            # Whether to end, or to save, is decided by all processes together: all end where one is
-            # asked to, and the clock of process 0 says when a save is due.
-            asked_to_end = preemption.REQUESTED.is_set()
-            wishes = multiprocess.allgather(_Wish(asked_to_end, self.checkpoint_due), _Wish)
-            must_end = any(wish.must_end for wish in wishes)
-            save_is_due = wishes[0].save_is_due
+            wishes = self._gather_wishes()
+            must_end = any(wish.must_end for wish in wishes)  # all end where one is asked to
 
             # One checkpoint of an M is written (`Checkpoints.save`). At the target, that is the one
             # after the evaluation, which then is not made again. A process that must end has no
             # time for an evaluation: it saves now, and evaluates when it is resumed.
-            if must_end or (save_is_due and self.C < target):
+            if must_end or (_save_is_due(wishes) and self.C < target):
                 self.save()
             if must_end:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
@@ -417,7 +415,7 @@ class CellTrainer:
 
         avg_at_k = next(iter(point.metrics.values()))  # of the validation set: it comes first
         self.outputs.on_progress(self.C, avg_at_k)
-        if multiprocess.broadcast(self.checkpoint_due, bool):
+        if _save_is_due(self._gather_wishes()):
             self.save()
 
     def _record(self, point: EvalPoint, of_validation: EvalCounts) -> None:
@@ -463,19 +461,28 @@ class CellTrainer:
             self.outputs.ledger.record_failure(M, reason)
         raise FloatingPointError(reason)
 
-    @property
-    def checkpoint_due(self) -> bool:
-        """Whether a checkpoint is due by this process's clock; that of process 0 decides."""
-        return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
+    def _gather_wishes(self) -> list[_Wish]:
+        """What each process would do now, in the order of the processes; all of them call it."""
+        must_put_off = self.save_clock.adapts and self.checkpoints.is_writing
+        asked_to_end = preemption.REQUESTED.is_set()
+        wish = _Wish(asked_to_end, self.save_clock.is_due, must_put_off)
+        return multiprocess.allgather(wish, _Wish)
 
     def save(self) -> None:
         """Save the state, and the rollouts that are in progress, in the background."""
-        in_progress = self.opened.rollout_source.save()
-        state = self.state
-        if self.programs.moments_on_host:
-            # A checkpoint is read with the shardings of the devices (`SweepPrograms.state_shapes`).
-            state = place_moments(state, on_host=False)
-        seconds = time.monotonic() - self.last_point_at
-        cursor = replace(self.cursor, pending=in_progress.meta, seconds=seconds)
-        self.checkpoints.save(state, cursor, in_progress.arrays)
-        self.last_saved_at = time.monotonic()
+        with self.save_clock.saving():
+            in_progress = self.opened.rollout_source.save()
+            state = self.state
+            if self.programs.moments_on_host:
+                # A checkpoint is read with the shardings of the devices
+                # (`SweepPrograms.state_shapes`).
+                state = place_moments(state, on_host=False)
+            seconds = time.monotonic() - self.last_point_at
+            cursor = replace(self.cursor, pending=in_progress.meta, seconds=seconds)
+            self.checkpoints.save(state, cursor, in_progress.arrays)
+
+
+def _save_is_due(wishes: list[_Wish]) -> bool:
+    """Whether all processes save now: the clock of process 0 says when, and none of them is still
+    writing the checkpoint before where training would wait for that."""
+    return wishes[0].save_is_due and not any(wish.must_put_off for wish in wishes)

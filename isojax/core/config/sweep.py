@@ -243,8 +243,9 @@ class RunConfig(Section):
     # processes; null: one per core
     verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None
     # A run's state is saved after the first update after so many seconds, at its end, and at a
-    # SIGTERM.
-    checkpoint_seconds: NonNegativeFloat = 60.0
+    # SIGTERM. null: every 60 s or more, up to an hour, so that training waits for its saves at most
+    # 5% of the time, and never for the checkpoint before to be written.
+    checkpoint_seconds: NonNegativeFloat | None = None
     keep_checkpoints: PositiveInt = 2  # how many of a run's newest checkpoints are kept
     # So long after the command began, such as 8h or 90m, runs save their state and end, as at a
     # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and

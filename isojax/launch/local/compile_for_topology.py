@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import silence_libtpu
+from isojax.core.save_interval import save_interval
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
@@ -283,7 +284,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     description = f"it fits, by the compiler's figures: {runs}, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
     checkpoints = describe_checkpoints(config, cells, budget.checkpoint_bytes(sweep))
-    interval = f"{config.run.checkpoint_seconds:g}"
+    interval = f"{save_interval(config.run.checkpoint_seconds, 0):g}"
     console.print(f"checkpoints: {checkpoints}; one is written at least {interval} s after another")
 
     console.print(describe_algorithm(config.cell.rl), markup=False)

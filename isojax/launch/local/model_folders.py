@@ -63,7 +63,7 @@ def export_cell(
         raise InputError(
             where=cell_folder,
             found="no state was saved in it yet",
-            fix="A cell saves at its end, and every run.checkpoint_seconds at an evaluation.",
+            fix="A run saves its state at its end, and on the way by run.checkpoint_seconds.",
         )
     params, M = restored
 
