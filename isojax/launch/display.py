@@ -1,7 +1,6 @@
 """What a person sees while a sweep runs: the plan before it, a live line, and a line for each
 finished cell."""
 
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress, StartWarning
 from isojax.core.start_file import describe_warning
-from isojax.core.terminal import format_hours, warn
+from isojax.core.terminal import format_hours
 from isojax.launch.device_budget import DeviceBudget, format_bytes, format_sizes
-from isojax.launch.time_estimate import GIB, Forecast
+from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
@@ -96,38 +95,6 @@ def describe_unused_budget(config: Config) -> str:
         f" as no evaluation is due there: sweep.budget={last_target} leaves none,"
         f" sweep.budget={next_target} has one more evaluation"
     )
-
-
-def describe_checkpoints(config: Config, cells: Sequence[Cell], checkpoint_bytes: int) -> str:
-    """What the checkpoints of a sweep take on disk, as "1.5 GiB each, 2 kept per run, ..."."""
-    checkpoints_per_run = config.run.keep_checkpoints
-    needed = len(cells) * checkpoints_per_run * checkpoint_bytes
-    return (
-        f"{format_bytes(checkpoint_bytes)} each, {checkpoints_per_run} kept per run, up to"
-        f" {format_bytes(needed)} for the sweep"
-    )
-
-
-def print_disk_use(
-    config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int
-) -> None:
-    """Print what the checkpoints of all runs take; a warning where the disk has no room for them.
-
-    Nothing for less than a GiB in all. checkpoint_bytes: of one checkpoint.
-    """
-    checkpoints_per_run = config.run.keep_checkpoints
-    needed = len(cells) * checkpoints_per_run * checkpoint_bytes
-    if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
-        return
-
-    # What a resumed sweep has written already takes no more room.
-    written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
-    existing_folder = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing_folder).free
-    sizes = describe_checkpoints(config, cells, checkpoint_bytes)
-    console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
-    if needed - written > free:
-        warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run")
 
 
 def print_cells(

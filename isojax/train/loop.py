@@ -50,6 +50,7 @@ import numpy as np
 
 from isojax.core import preemption
 from isojax.core.config import Config
+from isojax.core.config.sweep import DEFAULT_KEPT_CHECKPOINTS
 from isojax.core.errors import ServerFailed
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.distributed import multiprocess
@@ -139,10 +140,9 @@ def run_cell(
         return eval_grid[eval_index] in recorded_targets
 
     checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
+    kept = config.run.keep_checkpoints or DEFAULT_KEPT_CHECKPOINTS
     with (
-        Checkpoints(
-            checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints
-        ) as checkpoints,
+        Checkpoints(checkpoint_folder, outputs.start_upload, kept) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
         trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)

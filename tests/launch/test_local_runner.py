@@ -3,16 +3,14 @@ starts jax."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
-from isojax.launch.display import print_disk_use, print_plan
+from isojax.launch.display import print_plan
 from isojax.launch.local.sweep_checks import check_batch, check_data, check_precision
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
@@ -34,24 +32,6 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     with exclusive_lock(tmp_path / "run"):
         pass
-
-
-def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def printed(free_gib: int, checkpoint_bytes: int) -> str:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * GIB))
-        print_disk_use(
-            CONFIG, plan_cells(CONFIG.sweep) * 3, tmp_path / "runs" / "here", checkpoint_bytes
-        )
-        return " ".join(capsys.readouterr().err.split())
-
-    assert printed(1, GIB // 8) == ""  # 3 runs, 2 checkpoints each: less than a GiB
-    plan = "checkpoints: 1 GiB each, 2 kept per run, up to 6 GiB for the sweep; the disk has"
-    assert printed(7, GIB) == f"{plan} 7 GiB free"
-    assert f"{plan} 5 GiB free warning: the disk may become full" in printed(5, GIB)
-    (tmp_path / "runs/here/cells/8x4-s0/checkpoint/3").mkdir(parents=True)
-    assert "warning" not in printed(5, GIB)  # what is written needs no room any more
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,9 @@ class ProcessGroupConfig(Section):
     retries: NonNegativeInt = 3
 
 
+# Checkpoints of each run, where the setting is left open and the disk has room: if the newest is
+# damaged, a resumed run goes on from the one before.
+DEFAULT_KEPT_CHECKPOINTS = 2
 LOCAL_ROLLOUTS = "local"  # isojax's own engine
 SERVER_ROLLOUTS = "server"  # the engine that asks the server of `run.server`
 
@@ -246,7 +249,12 @@ class RunConfig(Section):
     # SIGTERM. null: every 60 s or more, up to an hour, so that training waits for its saves at most
     # 5% of the time, and never for the checkpoint before to be written.
     checkpoint_seconds: NonNegativeFloat | None = None
-    keep_checkpoints: PositiveInt = 2  # how many of a run's newest checkpoints are kept
+    # How many of a run's newest checkpoints are kept. null: 2, or 1 where the disk has no room for
+    # those of all runs.
+    keep_checkpoints: PositiveInt | None = None
+    # MB/s at which a plan expects checkpoints to be written. null: a test write says so where
+    # run.dir is on this machine, and elsewhere 100 MB/s are assumed.
+    disk_rate: PositiveFloat | None = None
     # So long after the command began, such as 8h or 90m, runs save their state and end, as at a
     # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and
     # a save. Null: no limit.

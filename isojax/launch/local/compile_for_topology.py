@@ -21,17 +21,17 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from isojax.core.config import CellConfig, Config, SweepConfig
+from isojax.core.config import CellConfig, Config, ModelConfig, SweepConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import silence_libtpu
-from isojax.core.save_interval import save_interval
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import device_budget, time_estimate
+from isojax.launch.checkpoint_plan import plan_checkpoints
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
-from isojax.launch.display import console, describe_checkpoints, print_plan
+from isojax.launch.display import console, print_plan
 from isojax.launch.measured_rates import measured_rates
 from isojax.launch.memory_model import MemoryEstimate, plan_sampling
 from isojax.launch.planner import plan_cells, with_kernels
@@ -221,19 +221,12 @@ def topology_budget(config: Config, topology: str) -> TopologyPlan:
             )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
 
-    # A config with a vocabulary has the model's whole shape: no checkpoint is needed for it.
-    model = config.cell.model
-    if model.path and model.vocab and not os.path.isdir(model.path):
-        console.print(
-            f"{model.path} is not on this machine: the plan takes the model's shape from the config"
-        )
-        model = model.model_copy(update={"path": None})
-    model = hf_load.resolve_model(model)
+    model = planning_model(config.cell.model)
     precision = config.cell.precision.for_platform("tpu")
     cell = with_task_defaults(config.cell).with_settings(model=model, precision=precision)
     config = config.model_copy(update={"cell": cell})
 
-    task = _planning_task(config)
+    task = planning_task(config)
     devices = topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)
     budget = DeviceBudget(
@@ -283,12 +276,16 @@ def compile_for_topology(config: Config, topology: str) -> None:
     runs = f"{concurrent} run{'s' * (concurrent > 1)} at once"
     description = f"it fits, by the compiler's figures: {runs}, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
-    checkpoints = describe_checkpoints(config, cells, budget.checkpoint_bytes(sweep))
-    interval = f"{save_interval(config.run.checkpoint_seconds, 0):g}"
-    console.print(f"checkpoints: {checkpoints}; one is written at least {interval} s after another")
+    checkpoints = plan_checkpoints(
+        config.run,
+        budget.checkpoint_bytes(sweep),
+        runs=len(cells),
+        concurrent_runs=concurrent,
+    )
+    console.print(checkpoints.describe(), markup=False)
 
     console.print(describe_algorithm(config.cell.rl), markup=False)
-    if _planning_task(config).stops.has_turns:
+    if planning_task(config).stops.has_turns:
         console.print(describe_turns(config.cell), markup=False)
     model_path = config.cell.model.path  # None where it is not on this machine
     if model_path:
@@ -401,7 +398,7 @@ def programs_on_topology(
     mesh = make_mesh(shape, devices)
     sweep = with_kernels(sweep, shape, "tpu", config.cell)
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
-    return build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
+    return build_abstract_programs(config.cell, sweep, pairs, mesh, planning_task(config))
 
 
 def compile_programs(
@@ -461,7 +458,21 @@ def _format_gib(num_bytes: float) -> str:
     return f"{gib:.2f}" if gib >= 0.1 else f"{gib:.2g}"
 
 
-def _planning_task(config: Config) -> Any:
+def planning_model(model: ModelConfig) -> ModelConfig:
+    """The model with its whole shape, from its folder or, where that is not here, from the config.
+
+    InputError where the folder is missing and the config lacks some of the shape.
+    """
+    # A config with a vocabulary has the whole shape: no folder is needed for it.
+    if model.path and model.vocab and not os.path.isdir(model.path):
+        console.print(
+            f"{model.path} is not on this machine: the plan takes the model's shape from the config"
+        )
+        model = model.model_copy(update={"path": None})
+    return hf_load.resolve_model(model)
+
+
+def planning_task(config: Config) -> Any:
     """The task itself, where a device verifies it; for one in text, an AbstractTask.
 
     InputError where nothing says the vocabulary of a text task.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +26,9 @@ from isojax.core.errors import DeadStart, InputError, RunFailed, is_out_of_memor
 from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
 from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
-from isojax.launch.display import Display, console, print_disk_use, print_plan
+from isojax.launch.checkpoint_plan import fit_to_disk, free_bytes, plan_checkpoints
+from isojax.launch.device_budget import format_bytes
+from isojax.launch.display import Display, console, print_plan
 from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
@@ -46,7 +48,7 @@ from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rou
 from isojax.rl.algorithm import describe_algorithm
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
-from isojax.runs.mirror import checkpoint_uploader
+from isojax.runs.mirror import checkpoint_uploader, is_url
 from isojax.runs.progress_file import progress_file
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
@@ -82,6 +84,7 @@ def launch(
         console.quiet = not is_primary
         # A dry run may look into a folder that holds a run.
         with open_sweep(config, cells, resume or dry_run) as setup:
+            setup = _with_room_for_checkpoints(setup)
             _print_plan(setup, is_dry_run=dry_run, resume=resume)
             if dry_run and compile_first:
                 compile_here(setup)
@@ -108,7 +111,8 @@ def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
 
     forecast = forecast_sweep(config, cells, budget, devices) if is_dry_run else None
     print_plan(config, cells, setup.folder, devices.description, budget, forecast)
-    print_disk_use(config, cells, setup.folder, budget.checkpoint_bytes(config.sweep))
+    if multiprocess.is_primary():  # it tries the disk
+        console.print(_describe_checkpoints(setup), markup=False)
     console.print(describe_algorithm(config.cell.rl), markup=False)
     for line in describe_samplers(config, setup.programs[0]):
         console.print(line, markup=False)
@@ -120,6 +124,40 @@ def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
     if is_dry_run:
         print_remaining(config, setup.folder, resume)
     print_warnings(setup.task)
+
+
+def _with_room_for_checkpoints(setup: SweepSetup) -> SweepSetup:
+    """The sweep with the number of checkpoints that it keeps of each run, as the disk has room.
+
+    InputError where the disk has none. Processes that write to a bucket have a part of each
+    checkpoint on their own disks, which are not checked.
+    """
+    run = setup.config.run
+    if is_url(run.dir) and multiprocess.is_multiprocess():
+        return setup
+
+    size = setup.device_budget.checkpoint_bytes(setup.config.sweep)
+    concurrent_runs = setup.cell_devices.concurrent_cells
+    kept = multiprocess.run_on_primary(
+        lambda: fit_to_disk(setup.config, setup.cells, setup.folder, size, concurrent_runs), int
+    )
+    return replace(setup, config=setup.config.with_settings(run={"keep_checkpoints": kept}))
+
+
+def _describe_checkpoints(setup: SweepSetup) -> str:
+    """A line of the plan: what checkpoints take of the disk, and how long they take."""
+    run = setup.config.run
+    plan = plan_checkpoints(
+        run,
+        setup.device_budget.checkpoint_bytes(setup.config.sweep),
+        runs=len(setup.cells),
+        concurrent_runs=setup.cell_devices.concurrent_cells,
+        folder=None if is_url(run.dir) else setup.folder,
+    )
+    line = plan.describe()
+    if not is_url(run.dir):
+        line += f"; the disk has {format_bytes(free_bytes(setup.folder))} free"
+    return line
 
 
 def rollouts_within(config: Config, seconds: float) -> int:

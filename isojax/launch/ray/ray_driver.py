@@ -26,6 +26,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.prompt_date import describe_date, with_new_date
 from isojax.launch.ray.check_on_slice import check_on_slice
+from isojax.launch.ray.checkpoint_room import plan_room
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import BASE_FOLDER, holds_run, print_remaining
@@ -80,6 +81,10 @@ def launch(
         date_line = describe_date(config.cell)
         if date_line:
             print_line(date_line)
+        # The process that finds out how large they are takes seconds: a policy without a model's
+        # folder is small.
+        if dry_run or config.cell.model.path is not None:
+            config = plan_room(config, cells, folder, concurrent_groups)
         if dry_run:
             print_remaining(config, folder, resume)
         if config.cell.model.path:
