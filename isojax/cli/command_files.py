@@ -38,6 +38,7 @@ ORDER = (
     "model",
     "difficulty",
     "lr-search",
+    "pack",
     "clean",
     "settings",
     "template",

@@ -13,31 +13,31 @@ from typer.core import TyperGroup
 from isojax.core import registry
 from isojax.core.config import Config, config_names, load_config
 from isojax.core.config.load import find_config
+from isojax.core.config.names import (
+    HostPath,
+    Mark,
+    NamedText,
+    PluginName,
+    field_mark,
+    with_changed_texts,
+)
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import config_keys
+from isojax.launch.packing.pack_file import SUFFIX, is_pack, unpack_file
 from isojax.runs.importers import importer
 from isojax.runs.ledger import INCLUDE_FLAGGED
-
-# Settings that name a plug-in -> the folders of its file.
-PLUGIN_FOLDERS = {
-    "cell.model.family": ("models.families",),
-    "cell.rl.advantage": ("rl.advantages",),
-    "cell.rl.aggregation": ("rl.aggregations",),
-    "cell.rl.kl_estimator": ("rl.kl_estimators",),
-    "cell.rl.loss": ("rl.losses",),
-    "cell.task": ("tasks.device", "tasks.sources"),
-    "cell.verifier.use": ("tasks.verifiers",),
-}
+from isojax.runs.mirror import is_url
 
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
     """For a shell: the configs, settings and values whose names begin with `incomplete`.
 
     incomplete: the word so far, such as "cell.rl.lo" or "cell.rl.loss=d". This folder's YAML files
-    are among the configs. Settings are offered as "cell.rl.loss=", values as bash wants them.
+    and packs are among the configs. Settings are offered as "cell.rl.loss=", values as bash wants them.
     """
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
-    configs = [*config_names(), *map(str, Path().glob("*.yaml"))]
+    files = [*Path().glob("*.yaml"), *Path().glob(f"*{SUFFIX}")]
+    configs = [*config_names(), *map(str, files)]
 
     # bash takes "=" for a word of its own, so that a value may be alone in `incomplete`: of
     # "cell.rl.loss=d" the words before are "cell.rl.loss" and "=", and `incomplete` is "d".
@@ -66,12 +66,14 @@ def setting_values(key: str) -> list[str]:
     That is for plug-ins, a choice, and false or true. key: a setting's dotted name, such as
     "cell.rl.loss".
     """
-    if key in PLUGIN_FOLDERS:
-        return registry.file_names(PLUGIN_FOLDERS[key])
-
     annotation: Any = Config
+    mark: Mark | None = None
     for name in key.split("."):
-        annotation = annotation.model_fields[name].annotation
+        field = annotation.model_fields[name]
+        annotation = field.annotation
+        mark = field_mark(field)
+    if isinstance(mark, PluginName) and get_origin(annotation) is not tuple:
+        return registry.file_names(mark.folders)
     if annotation is bool:
         return ["false", "true"]
 
@@ -200,7 +202,8 @@ def read_config(
     default_config: the config where the words name none; None: that is an InputError.
 
     It changes this process: from here on, plug-ins are looked up in the folders of the config's
-    files too. InputError for whatever cannot be used.
+    files too; and where a config is a pack (`isojax pack`), it works in the pack's folder. Then
+    `run.dir` still begins where the command was called. InputError for whatever cannot be used.
     """
     configs, overrides = split_arguments(arguments or ())
     if not configs:
@@ -215,7 +218,11 @@ def read_config(
     for key, value in (("run.mesh", mesh), ("run.ray", ray)):
         if value is not None:
             overrides.append(f"{key}={value}")
+    called_in = os.getcwd()
+    configs = _enter_pack(configs)
     config = load_config(configs, overrides)
+    if os.getcwd() != called_in:
+        config = _in_pack(config, called_in)
     if config.sweep.schedules:
         # They may need a fit, which takes a while to import.
         config = importlib.import_module("isojax.launch.strategy").resolve_schedules(config)
@@ -228,6 +235,41 @@ def read_config(
     # Those that may hold a plug-in are kept in the config: a run that is resumed has other words.
     saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))
     return config.with_settings(run={"plugin_folders": saved_folders})
+
+
+def _enter_pack(configs: Sequence[str]) -> list[str]:
+    """The configs with the file of settings in the place of a pack, in whose working folder this
+    process then works; as they are where none is a pack. InputError where several are."""
+    packs = [word for word in configs if is_pack(word)]
+    if not packs:
+        return list(configs)
+    if len(packs) > 1:
+        raise InputError(
+            found=f"given {' and '.join(packs)}",
+            expected="one pack, with configs over it",
+            fix=f"Pack all configs together: isojax pack CONFIG CONFIG writes NAME{SUFFIX}",
+        )
+
+    # Files of other configs are where they are, whatever the working folder.
+    paths = [os.path.abspath(word) if os.path.isfile(word) else word for word in configs]
+    pack_path = os.path.abspath(packs[0])
+    unpacked = unpack_file(Path(pack_path))
+    os.chdir(unpacked.folder)
+    return [str(unpacked.config) if path == pack_path else path for path in paths]
+
+
+def _in_pack(config: Config, called_in: str) -> Config:
+    """The config of a pack, in whose folder this process works: plug-ins' folders begin there.
+
+    What is written on this machine, as in run.dir, begins in the folder `called_in` as before.
+    """
+
+    def from_caller(named: NamedText) -> str:
+        is_path = isinstance(named.mark, HostPath) and not is_url(named.text)
+        return os.path.join(called_in, named.text) if is_path else named.text
+
+    folders = tuple(map(os.path.abspath, config.run.plugin_folders))
+    return with_changed_texts(config, from_caller).with_settings(run={"plugin_folders": folders})
 
 
 class ConfigWords(NamedTuple):

@@ -11,7 +11,16 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import (
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    TaskName,
+    Text,
+    VerifierName,
+)
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SETTING
 from isojax.core.nouns import MAIN_SCORE
@@ -42,15 +51,15 @@ class DataConfig(Section):
     difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)
     validation: PositiveInt = 300  # how many problems are held out
     # a task string whose problems, a random choice, are held out instead
-    held_out: str | None = None
+    held_out: TaskName | None = None
     # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set:
     # {hard: 1, easy: 1}. The held-out problems of the part with the largest share validate (of
     # equal shares, of the first by name).
     mixture: dict[str, PositiveFloat] | None = None
     size: PositiveInt | None = None  # D, how many problems to train on at most
     # the column of a file with the prompt; null finds the usual names
-    prompt_key: str | None = None
-    answer_key: str | None = None  # the column with the answer; null finds the usual names
+    prompt_key: Text | None = None
+    answer_key: Text | None = None  # the column with the answer; null finds the usual names
     seed: int = Field(default=0, ge=0, le=2**31 - 1)  # of the choice of problems and of the labels
 
 
@@ -60,13 +69,13 @@ class PromptConfig(Section):
     # raw: the template alone; chat: the template as a user's message, through the tokenizer's chat
     # template.
     format: Literal["raw", "chat"] = "raw"
-    template: str = "{prompt}"  # text with the problem in place of {prompt}
-    system: str = ""  # the system message of a chat; empty: none
+    template: Text = "{prompt}"  # text with the problem in place of {prompt}
+    system: Text = ""  # the system message of a chat; empty: none
     thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
-    stop: tuple[str, ...] = ()  # strings that end a response
+    stop: tuple[Text, ...] = ()  # strings that end a response
     # The date for chat templates that ask for today's, such as 2026-11-29, or with a time as
     # 2026-11-29T14:05; null: the day on which the sweep is planned, which is stored with it.
-    date: str | None = None
+    date: Text | None = None
 
     @field_validator("date", mode="before")
     @classmethod
@@ -90,7 +99,7 @@ class VerifierConfig(Section):
     # A file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`);
     # for graded rewards also several, by the names of their scores: {accuracy: math, format:
     # function:FILE:FUNCTION}.
-    use: str | dict[str, str] = "math"
+    use: VerifierName | dict[str, VerifierName] = "math"
     timeout: PositiveFloat = 5.0  # seconds for one check
     memory_gib: PositiveFloat = 4.0  # that a process of checks may write to
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from isojax.core.atomic_files import write_text
-from isojax.core.config.section import Section
+from isojax.core.config.section import Section, Text
 from isojax.core.config.sweep import LOCAL_ROLLOUTS, CellConfig, RunConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten, load_yaml, yaml_text
@@ -34,7 +34,7 @@ class Config(Section):
 
     # Of the sweep and of its folder in run.dir; where no config sets it, the name of the first
     # config's file.
-    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    name: Text = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     cell: CellConfig = CellConfig()
     sweep: SweepConfig = SweepConfig()
     run: RunConfig = RunConfig()

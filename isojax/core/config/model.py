@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import FolderPath, PositiveFloat, PositiveInt, Section
+from isojax.core.config.names import PluginName
+from isojax.core.config.section import PositiveFloat, PositiveInt, ReadPath, Section, Text
 from isojax.core.limits import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 
 Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
@@ -47,16 +48,16 @@ class LoraConfig(Section):
         return targets
 
 
-OptionValue = bool | int | float | str | list[int] | list[str]
+OptionValue = bool | int | float | Text | list[int] | list[Text]
 
 
 class ModelConfig(Section):
     """The policy's shape, and which of its weights are trained."""
 
-    family: str = "tiny"  # a file in isojax/models/families/
+    family: Annotated[str, PluginName(("models.families",))] = "tiny"  # a file in isojax/models/families/
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is
     # then read from its config.json, and what is set here must agree with it.
-    path: FolderPath | None = None
+    path: ReadPath | None = None
     layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3  # transformer blocks
     width: Width = 64  # of the residual stream
     heads: Width = 4  # of queries
@@ -119,11 +120,11 @@ class InterruptConfig(Section):
 
     after: PositiveInt  # tokens
     # What is written.
-    text: Annotated[str, Field(min_length=1)] = (
+    text: Annotated[Text, Field(min_length=1)] = (
         "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     )
     # one token that exempts a response; empty: every long response is interrupted
-    unless: str = "</think>"
+    unless: Text = "</think>"
 
 
 class SamplingConfig(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from isojax.core.config.names import PluginName
 from isojax.core.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -34,11 +35,11 @@ class RLConfig(Section):
     file in the folder of isojax/rl/ for it, or a file or module of yours (docs/extending.md); null
     takes the loss's own."""
 
-    loss: str = "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
-    advantage: str | None = None  # how rewards become advantages
+    loss: Annotated[str, PluginName(("rl.losses",))] = "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
+    advantage: Annotated[str, PluginName(("rl.advantages",))] | None = None  # how rewards become advantages
     # token: a mean over the tokens of the batch; sequence: over responses of their means; prompt:
     # over problems of the means over their responses' tokens; constant: the sum over B * T.
-    aggregation: str | None = None
+    aggregation: Annotated[str, PluginName(("rl.aggregations",))] | None = None
     clip: PositiveFloat | None = None  # the ratio is kept above 1 - clip; null takes the loss's own
     # the ratio is kept below 1 + clip_high; null: the loss's own, or else clip
     clip_high: PositiveFloat | None = None
@@ -46,7 +47,7 @@ class RLConfig(Section):
     # in any case.
     n_train: PositiveInt | None = None
     kl: NonNegativeFloat = 0.0  # the coefficient of the KL to the base policy
-    kl_estimator: str = "k3"  # k1, k2 or k3
+    kl_estimator: Annotated[str, PluginName(("rl.kl_estimators",))] = "k3"  # k1, k2 or k3
     measure_kl: bool = False  # whether the KL is measured where its coefficient is 0
     entropy: NonNegativeFloat = 0.0  # the coefficient of the entropy bonus
     # The terms that leave out groups whose rollouts all got the same reward.

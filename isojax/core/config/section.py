@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from isojax.core.config.names import HostPath, PathName, PlainText, PluginFolder, PluginName
 from isojax.core.limits import MAX_SETTING, MAX_SIZE
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -17,8 +18,17 @@ PositiveInt = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
+# Texts, by what they name (names.py): nothing, a plug-in, a place of the machines that run, or files.
 # A shell leaves the ~ of run.dir=~/runs as it is.
-FolderPath = Annotated[str, AfterValidator(expanduser)]
+Text = Annotated[str, PlainText()]
+HostFolder = Annotated[str, AfterValidator(expanduser), HostPath()]
+ReadPath = Annotated[str, AfterValidator(expanduser), PathName()]
+PluginFolderPath = Annotated[str, PluginFolder()]
+SweepFolder = Annotated[
+    str, AfterValidator(expanduser), PathName(inside=("config.yaml", "base/**/*"))
+]
+TaskName = Annotated[str, PluginName(("tasks.device", "tasks.sources"))]
+VerifierName = Annotated[str, PluginName(("tasks.verifiers",))]
 
 
 class Section(BaseModel):

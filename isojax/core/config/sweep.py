@@ -19,13 +19,19 @@ from isojax.core.config.data import (
 )
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
+from isojax.core.config.names import PlainText, PluginName
 from isojax.core.config.section import (
-    FolderPath,
+    HostFolder,
     NonNegativeFloat,
     NonNegativeInt,
+    PluginFolderPath,
     PositiveFloat,
     PositiveInt,
+    ReadPath,
     Section,
+    SweepFolder,
+    TaskName,
+    Text,
 )
 from isojax.core.durations import parse_duration
 from isojax.core.errors import InputError
@@ -56,7 +62,7 @@ class EvalConfig(Section):
     samples: Annotated[int, Field(gt=0, le=MAX_SAMPLES)] = 4  # rollouts per validation problem
     # Further problem sets to evaluate on, by name: task strings such as {hard:
     # "tfds:splits#hard_validation"}; their metrics are called hard/avg@4 and so on.
-    extra: dict[str, str] = Field(default_factory=dict)
+    extra: dict[str, TaskName] = Field(default_factory=dict)
     # At most so many training problems, the same for all cells, are evaluated each time too, and
     # their correct rollouts recorded, which shows how training moves single problems (the paper's
     # Figs. 11 and 27).
@@ -111,7 +117,7 @@ class EvalConfig(Section):
 class CellConfig(Section):
     """Everything that decides what a run of given (B_p, n, seed) measures. Hashed."""
 
-    task: str = "solvers"  # the source of problems, such as jsonl:FILE (docs/problems.md)
+    task: TaskName = "solvers"  # the source of problems, such as jsonl:FILE (docs/problems.md)
     model: ModelConfig = ModelConfig()
     base: BasePolicyConfig = BasePolicyConfig()
     data: DataConfig = DataConfig()
@@ -134,7 +140,7 @@ class SweepConfig(Section):
     # Runs whose B_p and n change along C, besides those of the grid, by name (core/schedule.py has
     # all forms): {growing: "32x4, 32x8 from 5000, 32x16 from 15000"}. With B_p=[] and n=[] they are
     # the whole sweep.
-    schedules: dict[str, str] = Field(default_factory=dict)
+    schedules: dict[str, Text] = Field(default_factory=dict)
     # of each pair and schedule; they are 1000 * seed + 0, 1, ...
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
@@ -187,14 +193,14 @@ class ProcessGroupConfig(Section):
     # How many, each on another node if there are enough; null: as few as hold the mesh's
     # devices.
     processes: PositiveInt | None = None
-    tpu: str | None = None  # the TPU slice whose hosts they are, such as v5e:4x4
+    tpu: Text | None = None  # the TPU slice whose hosts they are, such as v5e:4x4
     slices: PositiveInt = 1  # of how many such slices
     gpus: PositiveInt | None = None  # GPUs per process; null: what the mesh takes
     cpus: PositiveFloat | None = None  # cores per process; null: what the mesh takes
     # what else a node must have, by Ray's names
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
     # labels that a node must have, by Ray's names
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, Text] = Field(default_factory=dict)
     # How often a run is started again, after its process group has died, without getting further.
     retries: NonNegativeInt = 3
 
@@ -211,15 +217,15 @@ class ServerConfig(Section):
     (docs/servers.md)."""
 
     # of the server that samples the rollouts of training, such as http://localhost:8000
-    url: str | None = None
+    url: Text | None = None
     # A folder that isojax writes and the server reads: each policy becomes a folder of weights in
     # it.
-    weights: FolderPath | None = None
+    weights: HostFolder | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # what these weights are stored in
     # The requests that make the server load them, by path: {/update_weights_from_disk: {model_path:
     # "{path}"}}. {path} stands for the folder, {version} for the number of the update. null: as
     # vLLM or SGLang takes them.
-    update: dict[str, dict[str, Any]] | None = None
+    update: Annotated[dict[str, dict[str, Any]], PlainText()] | None = None
     requests: PositiveInt = 32  # to the server, at a time
     timeout: PositiveFloat = 600.0  # seconds until a request is answered
 
@@ -230,15 +236,15 @@ class RunConfig(Section):
     ahead."""
 
     # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
-    dir: FolderPath = "runs"
+    dir: HostFolder = "runs"
     # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
-    mesh: str = "auto"
+    mesh: Text = "auto"
     # A sweep's folder, whose base policy and labels a new run with the same settings takes over;
     # null: makes its own.
-    base_from: FolderPath | None = None
+    base_from: SweepFolder | None = None
     # Separate devices for an asynchronous sampler, in addition to those of `mesh`; null: sampler
     # and trainer take turns.
-    sampler_mesh: str | None = None
+    sampler_mesh: Text | None = None
     # with ray: how many of a run's processes only sample, its last ones
     sampler_processes: NonNegativeInt = 0
     # runs that train at a time; null: as many as there are devices for
@@ -258,29 +264,34 @@ class RunConfig(Section):
     # So long after the command began, such as 8h or 90m, runs save their state and end, as at a
     # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and
     # a save. Null: no limit.
-    time_limit: str | None = None
+    time_limit: Text | None = None
     # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU
     # divides what the machine (or its cgroup) has by the devices in use.
     device_memory: PositiveFloat | None = None
     compilation_cache: bool = True  # whether compiled programs are kept on disk
     # run the cells on a Ray cluster (local, auto or its address), each by a process group
-    ray: str | None = None
+    ray: Text | None = None
     process_group: ProcessGroupConfig = ProcessGroupConfig()
     # where curves go besides the ledger: tensorboard, wandb, your module
-    loggers: tuple[str, ...] = ("tensorboard",)
+    loggers: tuple[Annotated[str, PluginName(("runs.loggers",))], ...] = ("tensorboard",)
     # The engine that samples the rollouts of training: local, isojax's own; server, that of
     # run.server; or a file or module of yours.
-    rollouts: str = LOCAL_ROLLOUTS
+    rollouts: Annotated[str, PluginName(("rl.engines",))] = LOCAL_ROLLOUTS
     server: ServerConfig = ServerConfig()
     # The URL of a server that samples evaluations, in the place of isojax's own sampler; run.server
     # has its settings.
-    eval_server: str | None = None
+    eval_server: Text | None = None
     # A hook that sees every update, its rollouts and its metrics: save_rollouts, or a file or
     # module of yours.
-    on_update: str | None = None
+    on_update: Annotated[str, PluginName(("train.update_hooks",))] | None = None
     # Where a plug-in that is one file is looked up, before the working directory; commands add
     # their configs' folders.
-    plugin_folders: tuple[str, ...] = ()
+    plugin_folders: tuple[PluginFolderPath, ...] = ()
+    # Further files and folders that go to the hosts with the config (`isojax pack`), such as what
+    # your plug-ins read.
+    files: tuple[ReadPath, ...] = ()
+    # Folders that the hosts have, such as [/mnt/models]: what the config names in them is not sent.
+    host_folders: tuple[HostFolder, ...] = ()
 
     @field_validator("time_limit")
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isojax.core.config import PromptConfig
+from isojax.core.config.names import ArgumentPath
 from isojax.core.plugins import PluginKind
 
 
@@ -18,6 +19,8 @@ class SourceTraits:
     verifier: str | None = None  # a `cell.verifier.use`
     # of a task of turns: (problem, turns) -> a text, or None where it is done
     reply: Callable[..., Any] | None = None
+    # what the argument names, so that it goes to the hosts with the config (`isojax pack`)
+    path: Callable[[str], ArgumentPath] | None = None
 
 
 source = PluginKind("source", "tasks.sources", SourceTraits)

@@ -4,6 +4,7 @@ minus 1."""
 from pathlib import Path
 
 from isojax.core.config import DataConfig
+from isojax.core.config.names import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_objects
 from isojax.tasks.other_formats import refuse_other_format
@@ -11,7 +12,7 @@ from isojax.tasks.problem_sources import InMemorySource, rows_to_problems
 from isojax.tasks.sources import source
 
 
-@source
+@source(path=ArgumentPath)
 def jsonl(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of a file; an InputError names the file and the line."""
     if not argument:

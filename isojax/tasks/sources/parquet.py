@@ -10,6 +10,7 @@ from pathlib import Path
 
 from isojax.core import limits
 from isojax.core.config import DataConfig
+from isojax.core.config.names import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.git_lfs import refuse_pointer
 from isojax.core.registry import import_extra
@@ -21,7 +22,11 @@ from isojax.tasks.sources import source
 BATCH_ROWS = 256  # unpacked at once
 
 
-@source
+def argument_path(argument: str) -> ArgumentPath:
+    return ArgumentPath(argument, inside=("*.parquet",))
+
+
+@source(path=argument_path)
 def parquet(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of one or more files of one schema; an InputError names the file and the row."""
     import_extra("parquet", "cell.task: parquet", "pyarrow.parquet")

@@ -15,6 +15,7 @@ import numpy as np
 
 from isojax.core.atomic_files import atomic_folder
 from isojax.core.config import DataConfig
+from isojax.core.config.names import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.registry import import_extra
@@ -34,7 +35,11 @@ NUMBER_FEATURES = ("id", "solved", "attempts")
 TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as JSON text
 
 
-@source
+def argument_path(argument: str) -> ArgumentPath:
+    return ArgumentPath(argument.partition("#")[0])
+
+
+@source(path=argument_path)
 def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
     """The source of a task `tfds:FOLDER#SPLIT,SPLIT`: some splits of a data set; argument: what
     follows the colon. InputError where there is no such data set or split, or a package is

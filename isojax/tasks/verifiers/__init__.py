@@ -22,6 +22,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
+from isojax.core.config.names import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.plugins import PluginKind
@@ -35,6 +36,8 @@ class VerifierTraits:
 
     isolated: bool  # whether its checks may hang, crash or exhaust memory; they then run in workers
     pure: bool  # whether a verdict depends on its arguments only; equal ones are checked once
+    # what the argument names, so that it goes to the hosts with the config (`isojax pack`)
+    path: Callable[[str], ArgumentPath] | None = None
 
 
 verifier = PluginKind("verifier", "tasks.verifiers", VerifierTraits)
@@ -66,6 +69,12 @@ class Verdict(NamedTuple):
     def scores_by_name(self) -> Mapping[str, float]:
         """Its scores, at least one."""
         return {MAIN_SCORE: float(self.correct)} if self.scores is None else self.scores
+
+
+def function_path(argument: str) -> ArgumentPath:
+    """The file or module of FILE.py:NAME, PACKAGE.MODULE:NAME, or of these without a NAME."""
+    module_or_file = argument.partition(":")[0]
+    return ArgumentPath(module_or_file, is_module=not module_or_file.endswith(".py"))
 
 
 # (problem, the prompt as the model reads it, response)

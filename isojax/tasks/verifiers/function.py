@@ -25,13 +25,13 @@ from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.user_code import describe_exception
-from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, verifier
+from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, function_path, verifier
 
 PROBLEM_TEXT = "problem_text"  # a parameter beside TRL's
 NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whatever the response
 
 
-@verifier(isolated=True, pure=False)
+@verifier(isolated=True, pure=False, path=function_path)
 def build(argument: str) -> Check:
     """A check that calls the function of `argument`, FILE.py:NAME or MODULE:NAME, with the
     arguments that it names (top of this file); InputError where it cannot be found or imported.

@@ -16,7 +16,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
-from isojax.tasks.verifiers import Check, Verdict, verifier
+from isojax.tasks.verifiers import Check, Verdict, function_path, verifier
 from isojax.tasks.verifiers.function import (
     describe_function,
     load_function,
@@ -28,7 +28,7 @@ PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 PROMPT_PARAMETER = "prompt_str"  # which verl does not pass
 
 
-@verifier(isolated=True, pure=False)
+@verifier(isolated=True, pure=False, path=function_path)
 def build(argument: str) -> Check:
     """A check that calls a reward function written for verl; argument: FILE.py or MODULE, with
     :NAME where it is not called compute_score. InputError where it cannot be imported, or does not
