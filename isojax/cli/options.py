@@ -13,27 +13,21 @@ from typer.core import TyperGroup
 from isojax.core import registry
 from isojax.core.config import Config, config_names, load_config
 from isojax.core.config.load import find_config
-from isojax.core.config.names import (
-    HostPath,
-    Mark,
-    NamedText,
-    PluginName,
-    field_mark,
-    with_changed_texts,
-)
+from isojax.core.config.marks import Mark, PluginName, field_mark
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import config_keys
 from isojax.launch.packing.pack_file import SUFFIX, is_pack, unpack_file
+from isojax.launch.packing.pack_plan import with_host_paths_in, with_plugin_folders_here
 from isojax.runs.importers import importer
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.mirror import is_url
 
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
     """For a shell: the configs, settings and values whose names begin with `incomplete`.
 
     incomplete: the word so far, such as "cell.rl.lo" or "cell.rl.loss=d". This folder's YAML files
-    and packs are among the configs. Settings are offered as "cell.rl.loss=", values as bash wants them.
+    and packs are among the configs. Settings are offered as "cell.rl.loss=", values as bash wants
+    them.
     """
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
     files = [*Path().glob("*.yaml"), *Path().glob(f"*{SUFFIX}")]
@@ -222,7 +216,8 @@ def read_config(
     configs = _enter_pack(configs)
     config = load_config(configs, overrides)
     if os.getcwd() != called_in:
-        config = _in_pack(config, called_in)
+        # What is written, as in run.dir, still begins where the command was called.
+        config = with_plugin_folders_here(with_host_paths_in(config, called_in))
     if config.sweep.schedules:
         # They may need a fit, which takes a while to import.
         config = importlib.import_module("isojax.launch.strategy").resolve_schedules(config)
@@ -256,20 +251,6 @@ def _enter_pack(configs: Sequence[str]) -> list[str]:
     unpacked = unpack_file(Path(pack_path))
     os.chdir(unpacked.folder)
     return [str(unpacked.config) if path == pack_path else path for path in paths]
-
-
-def _in_pack(config: Config, called_in: str) -> Config:
-    """The config of a pack, in whose folder this process works: plug-ins' folders begin there.
-
-    What is written on this machine, as in run.dir, begins in the folder `called_in` as before.
-    """
-
-    def from_caller(named: NamedText) -> str:
-        is_path = isinstance(named.mark, HostPath) and not is_url(named.text)
-        return os.path.join(called_in, named.text) if is_path else named.text
-
-    folders = tuple(map(os.path.abspath, config.run.plugin_folders))
-    return with_changed_texts(config, from_caller).with_settings(run={"plugin_folders": folders})
 
 
 class ConfigWords(NamedTuple):

@@ -50,7 +50,7 @@ class FakeGroup:
     made: ClassVar[list[FakeGroup]] = []
     lock = threading.Lock()
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Any, pack: Any):
         self.log, self.node_names, self.stopped, self.closed = (
             arguments[-1],
             "here",

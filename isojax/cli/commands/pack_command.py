@@ -63,7 +63,7 @@ def pack(
 
 def _print_plan(plan: PackPlan) -> None:
     """Print what goes along, from the working folder on, and what does not."""
-    print_line(f"{len(plan.files)} files go along, {format_bytes(plan.size)} unpacked:")
+    print_line(f"{plan.summary}, go along:")
     for file in plan.files:
         print_line(f"  {os.path.relpath(file.path)}  {format_bytes(file.size)}  {file.reason}")
     if plan.requirements:

@@ -34,7 +34,9 @@ class Config(Section):
 
     # Of the sweep and of its folder in run.dir; where no config sets it, the name of the first
     # config's file.
-    name: Text = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    name: Text = Field(
+        default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100
+    )
     cell: CellConfig = CellConfig()
     sweep: SweepConfig = SweepConfig()
     run: RunConfig = RunConfig()

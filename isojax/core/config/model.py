@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.names import PluginName
+from isojax.core.config.marks import PluginName
 from isojax.core.config.section import PositiveFloat, PositiveInt, ReadPath, Section, Text
 from isojax.core.limits import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 
@@ -54,7 +54,9 @@ OptionValue = bool | int | float | Text | list[int] | list[Text]
 class ModelConfig(Section):
     """The policy's shape, and which of its weights are trained."""
 
-    family: Annotated[str, PluginName(("models.families",))] = "tiny"  # a file in isojax/models/families/
+    family: Annotated[str, PluginName(("models.families",))] = (
+        "tiny"  # a file in isojax/models/families/
+    )
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is
     # then read from its config.json, and what is set here must agree with it.
     path: ReadPath | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from isojax.core.config.names import PluginName
+from isojax.core.config.marks import PluginName
 from isojax.core.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -35,8 +35,12 @@ class RLConfig(Section):
     file in the folder of isojax/rl/ for it, or a file or module of yours (docs/extending.md); null
     takes the loss's own."""
 
-    loss: Annotated[str, PluginName(("rl.losses",))] = "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
-    advantage: Annotated[str, PluginName(("rl.advantages",))] | None = None  # how rewards become advantages
+    loss: Annotated[str, PluginName(("rl.losses",))] = (
+        "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
+    )
+    advantage: Annotated[str, PluginName(("rl.advantages",))] | None = (
+        None  # how rewards become advantages
+    )
     # token: a mean over the tokens of the batch; sequence: over responses of their means; prompt:
     # over problems of the means over their responses' tokens; constant: the sum over B * T.
     aggregation: Annotated[str, PluginName(("rl.aggregations",))] | None = None

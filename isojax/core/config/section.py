@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.names import HostPath, PathName, PlainText, PluginFolder, PluginName
+from isojax.core.config.marks import HostPath, PathName, PlainText, PluginFolder, PluginName
 from isojax.core.limits import MAX_SETTING, MAX_SIZE
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -18,7 +18,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
-# Texts, by what they name (names.py): nothing, a plug-in, a place of the machines that run, or files.
+# Texts, by what they name (marks.py): nothing, a place of the machines that run, a file, a plug-in.
 # A shell leaves the ~ of run.dir=~/runs as it is.
 Text = Annotated[str, PlainText()]
 HostFolder = Annotated[str, AfterValidator(expanduser), HostPath()]

@@ -17,9 +17,9 @@ from isojax.core.config.data import (
     VerifierConfig,
     check_names,
 )
+from isojax.core.config.marks import PlainText, PluginName
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.names import PlainText, PluginName
 from isojax.core.config.section import (
     HostFolder,
     NonNegativeFloat,

@@ -58,7 +58,8 @@ class CodeFiles:
     # The folders in which the first part of a module's dotted name was found.
     import_folders: dict[str, None] = field(default_factory=dict)
     other_modules: dict[str, None] = field(default_factory=dict)  # of packages that pip installs
-    notes: list[str] = field(default_factory=list)  # what stays, though the code names it
+    # What stays, though the code names it: a sentence for each.
+    notes: dict[str, None] = field(default_factory=dict)
 
     def add_folder(self, folder: Path) -> None:
         """Let code import from a folder, as the file of a plug-in may import from its own."""
@@ -112,9 +113,10 @@ class CodeFiles:
             tree = ast.parse(file.read_bytes(), filename=str(file))
         except (SyntaxError, ValueError, OSError) as e:
             line = f", line {e.lineno}" if isinstance(e, SyntaxError) else ""
+            reason = e.msg if isinstance(e, SyntaxError) else e
             raise InputError(
                 where=f"{shown}{line}",
-                found=f"cannot be read as Python ({e})",
+                found=f"cannot be read as Python ({reason})",
                 fix="Correct it, as the hosts would refuse it too.",
             ) from e
 
@@ -197,22 +199,20 @@ class CodeFiles:
                 if os.path.isabs(piece):
                     if not piece.startswith(SYSTEM_FOLDERS):
                         reason = "the path is one of this machine"
-                        self.notes.append(f"{shown} names {piece}, which stays here: {reason}")
+                        self.notes[f"{shown} names {piece}, which stays here: {reason}"] = None
                     break
                 self._add_named_file(path, shown, _may_be_secret(piece))
 
     def _add_named_file(self, path: Path, shown: str, may_be_secret: bool) -> None:
-        """Add a file that code names at the place `shown`, unless it may be a secret, or is huge."""
+        """Add a file that code names at the place `shown`, unless it may be a secret or is huge."""
         reason = ""
         if may_be_secret:
             reason = "it may hold a secret"
         elif path.stat().st_size > MAX_NAMED_BYTES:
             reason = f"it has over {MAX_NAMED_BYTES // 2**20} MiB"
         if reason and path.suffix != ".py":
-            self.notes.append(
-                f"{os.path.relpath(path)}, which {shown} names, stays here: {reason}"
-                " (run.files sends it)"
-            )
+            named_by = f"{os.path.relpath(path)}, which {shown} names"
+            self.notes[f"{named_by}, stays here: {reason} (run.files sends it)"] = None
             return
         self._add(path, f"named by {shown}")
 
@@ -252,8 +252,9 @@ def _texts(tree: ast.AST) -> Iterator[NamedInCode]:
     """The texts of the code, but docstrings."""
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
-            is_text = isinstance(child, ast.Constant) and isinstance(child.value, str)
-            if is_text and not isinstance(node, ast.Expr):
+            if not isinstance(child, ast.Constant) or isinstance(node, ast.Expr):
+                continue  # no constant, or a docstring
+            if isinstance(child.value, str):
                 yield NamedInCode(child.value, child.lineno)
 
 
@@ -282,7 +283,9 @@ def _distributions_of_isojax() -> set[str]:
         known.add(name)
         try:
             requirements = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:  # of another platform, or no wheel of isojax
+        except (
+            importlib.metadata.PackageNotFoundError
+        ):  # of another platform, or no wheel of isojax
             continue
         for requirement in requirements:
             match = re.match(r"[\w.-]+", requirement)

@@ -1,6 +1,6 @@
 """What the settings of a config name: files and folders here, code, and what the hosts have.
 
-A setting's mark says what its text names (core/config/names.py).
+A setting's mark says what its text names (core/config/marks.py).
 """
 
 import glob
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from isojax.core import registry
 from isojax.core.config import Config
-from isojax.core.config.names import (
+from isojax.core.config.marks import (
     ArgumentPath,
     NamedText,
     PathName,
@@ -172,10 +172,17 @@ def _files_of(path: Path, inside: Sequence[str]) -> list[Path]:
 
 def _missing(setting: str, text: str, path: Path) -> InputError:
     """The error of a setting that names nothing that is here."""
-    folder = path.parent
-    found = f"no such file, and no folder with files: {text} (in {Path.cwd()})"
-    fix = f"Correct it. If the hosts have it already: run.host_folders=[{folder}]"
-    return InputError(where=setting, found=found, expected="what goes to the hosts", fix=fix)
+    host_folder = str(path.parent)
+    on_hosts = "if the hosts have it"
+    if not os.path.isabs(os.path.expanduser(text)):
+        host_folder = "/mnt/data"
+        on_hosts += f", write its path there, such as {host_folder}/{path.name}"
+    return InputError(
+        where=setting,
+        found=f"given {text}, and there is no such file or folder with files (in {Path.cwd()})",
+        expected="what is to go to the hosts",
+        fix=f"Correct it; or, {on_hosts}, and add run.host_folders=[{host_folder}]",
+    )
 
 
 def _plugin_file(setting: str, name: str, folders: Sequence[str]) -> Path | str:

@@ -66,6 +66,13 @@ def write_pack(plan: PackPlan, path: Path) -> None:
         temp.unlink(missing_ok=True)
 
 
+def pack_bytes(plan: PackPlan) -> bytes:
+    """A pack as bytes, to be sent."""
+    out = io.BytesIO()
+    pack_into(plan, out)
+    return out.getvalue()
+
+
 def pack_into(plan: PackPlan, out: BinaryIO) -> None:
     """Write a pack to an open file; the same files and settings give the same bytes."""
     links = {file.path: os.path.realpath(file.path) for file in plan.files}
@@ -157,9 +164,10 @@ def _extract(packed: BinaryIO, root: Path, label: str) -> None:
             raise wrong_file
         manifest = read_json_object(folder / MANIFEST)
         if manifest.get("format") != FORMAT:
+            version = manifest.get("isojax")
             raise InputError(
                 where=label,
-                found=f"a pack of format {manifest.get('format')}, by isojax {manifest.get('isojax')}",
+                found=f"a pack of format {manifest.get('format')}, by isojax {version}",
                 expected=f"format {FORMAT}, of isojax {__version__}",
                 fix="Install the same isojax here and there.",
             )

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from isojax.core import registry
 from isojax.core.config import Config
+from isojax.core.config.marks import HostPath, NamedText, with_changed_texts
 from isojax.core.errors import InputError
 from isojax.launch.packing.code_files import CodeFiles
 from isojax.launch.packing.named_files import NamedFiles
+from isojax.runs.mirror import is_url
 
 MAX_BYTES = 2 * 2**30  # of a pack's files
 # Of what a setting names where hosts may see this machine's disks: more stays where it is.
@@ -40,6 +42,11 @@ class PackPlan:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+    @property
+    def summary(self) -> str:
+        """How much goes along, in words."""
+        return f"{len(self.files)} files, {format_bytes(self.size)}"
 
 
 def plan_pack(config: Config, is_shared: bool = False) -> PackPlan:
@@ -84,6 +91,23 @@ def plan_pack(config: Config, is_shared: bool = False) -> PackPlan:
     )
 
 
+def with_host_paths_in(config: Config, folder: str) -> Config:
+    """The config with what is written on this machine, as in run.dir, beginning in a folder."""
+
+    def begin_in_folder(named: NamedText) -> str:
+        is_path = isinstance(named.mark, HostPath) and not is_url(named.text)
+        return os.path.join(folder, named.text) if is_path else named.text
+
+    return with_changed_texts(config, begin_in_folder)
+
+
+def with_plugin_folders_here(config: Config) -> Config:
+    """The config of a pack with the folders of plug-ins beginning in the working folder, by
+    absolute paths, which processes in any folder find."""
+    folders = tuple(map(os.path.abspath, config.run.plugin_folders))
+    return config.with_settings(run={"plugin_folders": folders})
+
+
 def _read_code(named: NamedFiles) -> CodeFiles:
     """The files of the code that settings name, and of what it needs."""
     code = CodeFiles()
@@ -124,8 +148,8 @@ def _check_size(files: tuple[PackedFile, ...]) -> None:
         found=f"the files of this sweep have {format_bytes(total)}, and the largest, "
         f"{os.path.relpath(largest.path)}, {format_bytes(largest.size)}",
         expected=f"at most {format_bytes(MAX_BYTES)} that go to each host",
-        fix="Copy what is large to a disk that all hosts see, name it by its path there, such as "
-        "/mnt/models/NAME, and that it is there: run.host_folders=[/mnt/models]",
+        fix="Copy what is large to a disk that all hosts see, write its path there, such as "
+        "/mnt/models/NAME, and add run.host_folders=[/mnt/models]",
     )
 
 
@@ -133,7 +157,7 @@ def format_bytes(size: int) -> str:
     """1234 -> "1.2 KiB"."""
     number = float(size)
     for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
+        if number < 1000:
             return f"{number:.3g} {unit}"
         number /= 1024
     return f"{number:.3g} GiB"

@@ -5,6 +5,7 @@ This module loads no jax, as the driver names the class to Ray. The process does
 ray_worker.py, when it opens the sweep.
 """
 
+import io
 import os
 import socket
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.nouns import Cell
+from isojax.launch.packing.pack_file import unpack
+from isojax.launch.packing.pack_plan import with_plugin_folders_here
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray.process_status import StatusCollector, StatusUpdate
 from isojax.launch.strategy import CellTarget
@@ -67,13 +70,19 @@ class RayActor:
         process_group: ProcessGroup,
         cpu_devices: int | None,
         actors: Sequence[Any],
+        pack: bytes | None = None,
     ) -> None:
         """Prepare the sweep; InputError where it is refused.
 
         cells: of the whole sweep. token: the content of TOKEN_FILE in the driver's folder.
         process_group: as this process is part of it. cpu_devices: how many a CPU simulates; None on
-        accelerators. actors: all processes of the group in their order, as Ray's handles.
+        accelerators. actors: all processes of the group in their order, as Ray's handles. pack:
+        with the files of the config, in whose folder this process then works; None: they are here.
         """
+        if pack is not None:
+            unpacked = unpack(io.BytesIO(pack), "the pack of the driver")
+            os.chdir(unpacked.folder)
+            config = with_plugin_folders_here(config)
         if cpu_devices is not None:
             _simulate_devices(cpu_devices)
 

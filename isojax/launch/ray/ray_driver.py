@@ -19,9 +19,11 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.registry import import_extra
-from isojax.core.terminal import warn
+from isojax.core.terminal import note, warn
 from isojax.launch import strategy
 from isojax.launch.display import Display, print_cells, print_line
+from isojax.launch.packing.pack_file import pack_bytes
+from isojax.launch.packing.pack_plan import plan_pack, with_host_paths_in
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.prompt_date import describe_date, with_new_date
@@ -68,6 +70,12 @@ def launch(
         config = with_new_date(config, folder / BASE_FOLDER)
     strategy.check(config, cells)
 
+    # Refused before a cluster is asked: what the config refers to goes to every process of it. The
+    # processes of this machine alone work in this folder.
+    plan = None
+    if config.run.ray != LOCAL:
+        plan = plan_pack(config, is_shared=True)
+
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         spec = process_group_spec(config, nodes)
@@ -78,6 +86,10 @@ def launch(
         print_line(
             f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}"
         )
+        if plan is not None:
+            print_line(f"{plan.summary}, go to each process (isojax pack --list --shared)")
+            for text in plan.notes:
+                note(text)
         date_line = describe_date(config.cell)
         if date_line:
             print_line(date_line)
@@ -103,7 +115,11 @@ def launch(
                 preemption.end_after(config.run.time_limit_seconds),
                 preemption.handle_sigterm(),
             ):
-                failures = RayScheduler(ray, config, cells, folder, spec, display).run()
+                pack = None
+                if plan is not None:
+                    pack = ray.put(pack_bytes(plan))
+                    config = with_host_paths_in(plan.config, os.getcwd())
+                failures = RayScheduler(ray, config, cells, folder, spec, display, pack).run()
             strategy.raise_cell_failures(failures, len(cells), folder)
     return folder
 

@@ -61,6 +61,7 @@ class RayProcessGroup:
     spec: ProcessGroupSpec
     token: str  # the content of process_status.TOKEN_FILE in the sweep's folder
     log_prefix: Path  # of the file that each process prints to; its number follows
+    pack: Any = None  # as of RayScheduler
     workers: list[Any] = field(default_factory=list)  # Ray's handles of RayActors, by process
     node_names: str = "the cluster"
     _tpu_slice: Any = None
@@ -256,7 +257,13 @@ class RayProcessGroup:
         for process_id, worker in enumerate(self.workers):
             group = ProcessGroup(addresses[0], num_processes, process_id, detect_cluster=False)
             call = worker.open.remote(
-                self.config, self.cells, self.token, group, self.spec.cpu_devices, self.workers
+                self.config,
+                self.cells,
+                self.token,
+                group,
+                self.spec.cpu_devices,
+                self.workers,
+                self.pack,
             )
             calls.append(call)
         self._wait_for_all(calls, on_status)

@@ -154,10 +154,12 @@ class RayScheduler:
         folder: Path,
         spec: ProcessGroupSpec,
         display: Display,
+        pack: Any = None,
     ):
         """ray: the module, connected to a cluster. cells: of `plan_cells`. folder: the sweep's.
 
-        spec: what each cell's process group asks of the cluster.
+        spec: what each cell's process group asks of the cluster. pack: the bytes of a pack with the
+        files of the config, as Ray's reference; None: processes work in the driver's folder.
         """
         self.ray = ray
         self.config = config
@@ -165,6 +167,7 @@ class RayScheduler:
         self.folder = folder
         self.spec = spec
         self.display = display
+        self.pack = pack
         self.retries = config.run.process_group.retries
 
         failures: list[tuple[Cell, Exception]] = []
@@ -325,7 +328,13 @@ class RayScheduler:
         log_prefix = self.folder / LOGS_FOLDER / log_name
         slot.groups_started += 1
         processes = RayProcessGroup(
-            self.ray, self.config, self.cells, self.spec, self.token, log_prefix
+            self.ray,
+            self.config,
+            self.cells,
+            self.spec,
+            self.token,
+            log_prefix,
+            pack=self.pack,
         )
         group = ActiveGroup(processes)
         slot.current = group

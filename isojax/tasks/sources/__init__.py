@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isojax.core.config import PromptConfig
-from isojax.core.config.names import ArgumentPath
+from isojax.core.config.marks import ArgumentPath
 from isojax.core.plugins import PluginKind
 
 

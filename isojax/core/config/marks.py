@@ -80,7 +80,7 @@ def _parts(annotation: Any) -> list[Any]:
 
 
 def named_texts(section: BaseModel) -> list[NamedText]:
-    """Every text of a config that is set, or that its defaults set, in the order of the settings."""
+    """Every text of a config, those of its defaults too, in the order of the settings."""
     texts: list[NamedText] = []
 
     def note(named: NamedText) -> str:
@@ -116,9 +116,7 @@ def _changed(value: Any, setting: str, mark: Mark, change: Callable[[NamedText],
     if isinstance(value, str):
         return change(NamedText(setting, mark, value))
     if isinstance(value, dict):
-        return {
-            key: _changed(one, f"{setting}.{key}", mark, change) for key, one in value.items()
-        }
+        return {key: _changed(one, f"{setting}.{key}", mark, change) for key, one in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(_changed(one, setting, mark, change) for one in value)
     return value
