@@ -13,14 +13,14 @@ from typing import NamedTuple
 from isojax.core.config import SweepConfig, load_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory
+from isojax.launch.forecast import Forecast, forecast_sweep_times
 from isojax.launch.memory_model import MemoryEstimate, SamplingPlan
 from isojax.launch.planner import plan_cells
 from isojax.launch.time_estimate import (
     TYPICAL_RATES,
     DeviceRates,
-    Forecast,
     find_chip,
-    forecast_from_rates,
+    program_times,
 )
 from isojax.models.describe_sizes import describe_sizes
 
@@ -90,7 +90,9 @@ def plan(
         return None
 
     at_once = min(len(cells), chips // mesh.devices)
-    forecast = forecast_from_rates(budget.sizes(sweep), cells, config.sweep.budget, at_once, rates)
+    s = budget.sizes(sweep)
+    times = program_times(s, rates)
+    forecast = forecast_sweep_times(s, cells, config.sweep.budget, at_once, times, str(rates))
     return Plan(len(cells), sweep, budget.estimate(sweep), forecast)
 
 

@@ -92,7 +92,7 @@ check() {
     [ "$CHECK" = 1 ] || return 0
     isojax=$(command -v isojax || command -v "$CHECKOUT/.venv/bin/isojax") || fail 2 "no isojax on this machine to check the config with \
 before a slice is created; install it (pip install 'isojax[tpu]', or -e '.[tpu]' in the checkout), or do without by CHECK=0"
-    "$isojax" launch "$@" --dry-run --topology "$SLICE" --mesh "$MESH" "run.dir=$RUNS" ||
+    "$isojax" launch "$@" --dry-run --compile --topology "$SLICE" --mesh "$MESH" "run.dir=$RUNS" ||
         fail 2 "isojax refuses this sweep, for the reason above; no slice is created. CHECK=0 goes on without this check"
 }
 

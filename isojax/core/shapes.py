@@ -15,6 +15,8 @@ TRANSPOSE_MAX_SLOTS = 64
 # takes.
 TRANSPOSE_MIN_STEPS = 12
 
+CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
+
 # A tile of a TPU's matrices.
 TILE_ROWS = 8
 TPU_LANES = 128

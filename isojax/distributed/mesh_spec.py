@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 from isojax.core.errors import InputError
@@ -110,6 +111,19 @@ class MeshShape:
         return MeshSplit(tuple((axis, vars(self)[axis]) for axis in axes))
 
 
+@lru_cache(maxsize=4096)  # a planner asks for the same arrays again for every size that it tries
+def _device_part(parts: tuple[tuple[str, int], ...], axes: SizedAxes) -> SizedAxes:
+    """The shape of a device's part of an array; as `MeshSplit` has it."""
+    sizes = dict(parts)
+    used: set[str] = set()
+    device_axes = []
+    for name, size in axes:
+        split_axes = axes_that_split(name, size, sizes, used)
+        used.update(split_axes)
+        device_axes.append((name, size // count_parts(split_axes, sizes)))
+    return tuple(device_axes)
+
+
 @dataclass(frozen=True)
 class MeshSplit:
     """How some axes of a mesh split arrays, by LOGICAL_AXIS_RULES, without a mesh of devices.
@@ -126,14 +140,7 @@ class MeshSplit:
         Each axis is divided by the mesh axes that split it; axes take them in their order, and one
         that has split an earlier axis splits no later one.
         """
-        sizes = dict(self.parts)
-        used: set[str] = set()
-        device_axes = []
-        for name, size in axes:
-            split_axes = axes_that_split(name, size, sizes, used)
-            used.update(split_axes)
-            device_axes.append((name, size // count_parts(split_axes, sizes)))
-        return tuple(device_axes)
+        return _device_part(self.parts, tuple(axes))
 
     def size(self, axes: SizedAxes) -> int:
         """How many numbers a device's part of an array of this shape has."""

@@ -21,8 +21,8 @@ from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_sizes import DeviceSizes
 from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, SamplingPlan, estimate_memory
-from isojax.launch.planner import resolve_sweep_sizes, with_kernels
-from isojax.launch.time_estimate import GIB, TYPICAL_RATES, rates_from_probe
+from isojax.launch.planner import MAX_SHARD_ROWS, resolve_sweep_sizes, with_kernels
+from isojax.launch.time_estimate import GIB, TYPICAL_RATES, program_times, rollout_rates
 
 MEMORY_UTILIZATION = 1 - MEMORY_MARGIN  # share of a device's memory that a plan may take
 MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
@@ -128,8 +128,9 @@ class DeviceBudget:
 
         It decides which sizes are faster; it is no forecast.
         """
-        rollout_rates = rates_from_probe(self.sizes(sweep), self.pairs, TYPICAL_RATES[self.backend])
-        return sum(1 / rate for rate in rollout_rates.values())
+        s = self.sizes(sweep)
+        times = program_times(s, TYPICAL_RATES[self.backend])
+        return sum(1 / rate for rate in rollout_rates(s, self.pairs, times).values())
 
     def resolve_sizes(self, sweep: SweepConfig) -> SweepConfig:
         """The sweep with its sizes chosen for speed, where they are not set."""
@@ -185,16 +186,42 @@ class DeviceBudget:
 def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
     """The sweep, its open sizes chosen for speed if they fit, else the fastest sizes that do.
 
-    Open sizes are those that are None in `requested`. None where nothing fits.
+    Open sizes are those that are None in `requested`. None where nothing fits. Sizes for speed
+    serve the smallest cell; larger cells may want more slots, which are tried last.
     """
     sized_for_speed = budget.resolve_sizes(requested)
     if budget.fits(sized_for_speed):
-        return sized_for_speed
+        return _with_most_useful_slots(requested, sized_for_speed, budget)
     if not budget.fits(budget.smallest_sizes(requested)):
         return None
 
     fitting = [sweep for sweep in budget.all_sizes(requested) if budget.fits(sweep)]
-    return min(fitting, key=budget.seconds_per_rollout)
+    fastest = min(fitting, key=budget.seconds_per_rollout)
+    return _with_most_useful_slots(requested, fastest, budget)
+
+
+def _with_most_useful_slots(
+    requested: SweepConfig, sweep: SweepConfig, budget: DeviceBudget
+) -> SweepConfig:
+    """The sweep with the slots, of those that fit, that make the rollouts of all cells fastest.
+
+    sweep: sizes that fit, chosen for `requested`. The numbers tried are those with which some cell
+    begins without empty slots. A step of more slots takes longer, also for smaller cells, which
+    leave some of them empty: that is weighed by the estimate. On a CPU more slots gain no speed.
+    """
+    slots, prefix_width = sweep.decode_slots, sweep.slots_per_prefix
+    if requested.decode_slots is not None or budget.backend == "cpu" or not slots:
+        return sweep
+
+    shards = budget.mesh.shards
+    rollouts_of_cells = {math.ceil(B_p * n / shards) for B_p, n in budget.pairs}
+    candidates = [sweep]
+    for more_slots in sorted({min(rows, MAX_SHARD_ROWS) for rows in rollouts_of_cells}):
+        larger = sweep.model_copy(update={"decode_slots": more_slots})
+        is_whole = prefix_width is None or more_slots % prefix_width == 0
+        if more_slots > slots and is_whole and budget.fits(larger):
+            candidates.append(larger)
+    return min(candidates, key=budget.seconds_per_rollout)  # of equal ones, the fewest slots
 
 
 def fewest_devices_that_fit(

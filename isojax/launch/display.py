@@ -4,7 +4,7 @@ finished cell."""
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Self
@@ -16,12 +16,21 @@ from isojax.core.nouns import Cell, CellProgress, StartWarning
 from isojax.core.start_file import describe_warning
 from isojax.core.terminal import format_hours
 from isojax.launch.device_budget import DeviceBudget, format_bytes, format_sizes
-from isojax.launch.time_estimate import Forecast
+from isojax.launch.forecast import Forecast, TimePart
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
 console = SafeConsole(stderr=True)
 SECONDS_BETWEEN_LINES = 30.0  # of progress, where no terminal shows the live line
+
+
+@dataclass(frozen=True)
+class Rent:
+    """Devices that are paid for while a sweep runs."""
+
+    count: int
+    unit: str  # such as "chip"
+    price: float | None = None  # of an hour of one of them; None: not known
 
 
 def print_line(text: str) -> None:
@@ -36,11 +45,12 @@ def print_plan(
     devices: str,
     budget: DeviceBudget,
     forecast: Forecast | None = None,
+    rent: Rent | None = None,
 ) -> None:
     """Print the sweep in a table, what it takes of a device and, with a forecast, how long.
 
     config: with all sizes chosen. folder: to be named. devices: a text such as "2 runs at once, 4
-    of 8 gpu devices per run".
+    of 8 gpu devices per run". rent: what the time is paid for; None: nothing.
     """
     print_cells(config, cells, folder, forecast)
     sweep = config.sweep
@@ -62,21 +72,45 @@ def print_plan(
         f" {format_bytes(budget.device_memory)}"
     )
     if forecast:
-        _print_time(config, forecast)
+        _print_time(config, forecast, rent)
 
 
-def _print_time(config: Config, forecast: Forecast) -> None:
-    seconds = forecast.sweep_seconds
-    scope = "for the sweep"
-    if config.sweep.strategy == "spend":
+def _print_time(config: Config, forecast: Forecast, rent: Rent | None) -> None:
+    """Print a table of the parts of the sweep's time, with their sum, and what it comes from."""
+    strategy = config.sweep.strategy
+    if strategy == "spend":
         seconds = max(forecast.cell_seconds.values())
-        scope = "at most, with the slowest n"
-    elif config.sweep.strategy == "adaptive":
-        scope += " if all runs went to their end; sweep.strategy=adaptive spends less"
-    console.print(
-        f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; without base"
-        " policy, labels, compilation and fit"
-    )
+        console.print(
+            f"time: {format_hours(seconds / 3600)} at most, with the slowest n, from"
+            f" {forecast.source}"
+        )
+        return
+
+    rows = [_time_row(part, rent) for part in forecast.parts]
+    rows.append(_time_row(TimePart("the sweep", forecast.sweep_seconds), rent))
+    columns = ["time of", "", "hours"]
+    title = "time"
+    if rent:
+        columns.append(f"{rent.unit} hours")
+        title += f" and {rent.unit} hours of {rent.count} {rent.unit}s"
+    if rent and rent.price is not None:
+        columns.append("price")
+        title += f", at {rent.price:g} for an hour of each"
+    console.print(TextTable(title, columns, rows, text_columns=2))
+    if strategy == "adaptive":
+        console.print("that is if all runs went to their end; sweep.strategy=adaptive spends less")
+    console.print(f"from {forecast.source}; without training a base policy, and the fit")
+
+
+def _time_row(part: TimePart, rent: Rent | None) -> list[str]:
+    """A row of the table of times: name, detail, hours, and what they cost."""
+    hours = part.seconds / 3600
+    row = [part.name, part.detail, format_hours(hours)]
+    if rent:
+        row.append(f"{rent.count * hours:,.3g}")
+    if rent and rent.price is not None:
+        row.append(f"{rent.price * rent.count * hours:,.2f}")
+    return row
 
 
 def describe_unused_budget(config: Config) -> str:

@@ -1,30 +1,38 @@
-"""How long a sweep takes, from a lower bound and a stated efficiency.
+"""How long the parts of a sweep's programs take: lower bounds, an efficiency and fixed overheads.
 
-The lower bound counts the operations of an update's matrix products and the bytes it must move,
-each at the rate that a probe measured on this machine, one after the other:
+A lower bound counts the operations of matrix products and the bytes that must move, each at the
+rate of the device, one after the other:
 
-    sampling   2 operations per weight for each token (in the layers, but for each response's
-               first) and each prompt position; all weights, and the cache, once per step
-    update     6 and 6, 2 more where a layer is computed again, 2 for the KL's reference, 8 for a
-               critic; what layers keep for the gradient moves three times; sums of gradients once
-               per microbatch, Adam's moments once
-    links      where fsdp splits weights, each microbatch and block of prompts gathers them and
-               scatters their gradient; where tensor does, each layer has two sums forwards and two
-               backwards
+    decode step     2 operations per weight and 4 per number of the queries and position that they
+                    see, for each of R slots, with or without a rollout; the layers' weights, the
+                    table of logits and the slots' part of the cache, read once
+    prefill         the same products for each prompt position; the layers' weights, once
+    microbatch      6 operations per weight and token (4 where the weight is frozen), 2 more where a
+                    layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
+                    keep for the gradient and the sum of gradients move three times
+    end of update   Adam's step: arrays of the parameters' size move nine times
+    links           where fsdp splits weights, each microbatch and block of prompts gathers them and
+                    scatters their gradient; where tensor does, each layer has two sums forwards and
+                    two backwards
+
+A device reaches a share of these rates (`efficiency`), and each pass through a layer takes a time
+that does not shrink with its sizes: the start of its operations (`layer_seconds`).
 
 The rates of chips that are not here are those that their makers publish.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.core.shapes import PALLAS
 from isojax.launch.device_sizes import (
     FLOAT_BYTES,
     DeviceSizes,
     layer_bytes_read,
+    prompt_activations,
     response_activations,
 )
 
@@ -40,8 +48,11 @@ Pair = tuple[int, int]  # B_p, n
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """One device's rates while the others work too: operations/s of products as wide as a decode
-    step and as a microbatch, bytes/s of memory, and of its links along an axis of the mesh."""
+    """One device's rates while the others work too, and what each pass takes at least.
+
+    Operations/s of products as wide as a decode step and as a microbatch, bytes/s of memory, and of
+    its links along an axis of the mesh.
+    """
 
     decode_flops: float
     update_flops: float
@@ -49,23 +60,32 @@ class DeviceRates:
     link_bandwidth: float = math.inf
     efficiency: float = EFFICIENCY  # the share of these rates that is reached
     origin: str = "probed"
+    # Seconds for the start of the operations of one pass through a layer, and of those outside of
+    # the layers in a decode step and at an update's end; 0 where the efficiency includes them.
+    layer_seconds: float = 0.0
+    step_seconds: float = 0.0
 
     def __str__(self) -> str:
+        overheads = ""
+        if self.layer_seconds:
+            overheads = f" and {1e6 * self.layer_seconds:.0f} us for each pass through a layer"
         return (
-            f"a lower bound at {self.efficiency:.0%} efficiency, all responses of full length"
-            f" ({self.origin}, per device: {self.decode_flops / 1e9:,.0f} and"
+            f"a lower bound at {self.efficiency:.0%} efficiency{overheads}, all responses of full"
+            f" length ({self.origin}, per device: {self.decode_flops / 1e9:,.0f} and"
             f" {self.update_flops / 1e9:,.0f} GFLOP/s, {self.bandwidth / GIB:,.1f} GiB/s); expect a"
             " factor 2 either way"
         )
 
 
-# The share of those rates that an update reaches: by XLA's cost model for v5e, decoding reaches 42%
-# of the memory's rate, and the gradient 31% of the products'.
+# The share of published rates that a program reaches, and its overheads: by the cycles that XLA
+# expects of programs compiled for TPUs (docs/performance.md).
 PUBLISHED_EFFICIENCY = 0.35
+LAYER_SECONDS = 30e-6
+STEP_SECONDS = 60e-6
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
-    """The rates of a chip as its maker publishes them.
+    """The rates of an accelerator as its maker publishes them.
 
     tflops: of bfloat16 products, in TFLOP/s. memory, links: in GB/s; links: along one axis of a
     mesh, both directions together.
@@ -77,6 +97,8 @@ def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
         link_bandwidth=1e9 * links,
         efficiency=PUBLISHED_EFFICIENCY,
         origin="published",
+        layer_seconds=LAYER_SECONDS,
+        step_seconds=STEP_SECONDS,
     )
 
 
@@ -95,7 +117,7 @@ CHIPS = {
 TYPICAL_RATES = {
     "tpu": CHIPS["TPU v5 lite"][1],
     "gpu": published_rates(989, 3350, 450),
-    "cpu": published_rates(0.08, 10, 10),
+    "cpu": DeviceRates(decode_flops=0.08e12, update_flops=0.08e12, bandwidth=10e9),
 }
 
 
@@ -109,13 +131,53 @@ def find_chip(kind: str) -> tuple[float, DeviceRates]:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """How long a sweep is expected to take."""
+class ProgramTimes:
+    """Seconds that the parts of a sweep's programs take; all devices of a mesh work side by side.
 
-    rollouts_per_second: Mapping[Pair, float]  # of training
-    cell_seconds: Mapping[str, float]  # by the cell's kind, evaluations included
-    sweep_seconds: float
-    source: str  # what they come from
+    R slots, g prompts of a block and m rows of a microbatch are those of each shard.
+    """
+
+    decode_step: float  # of the sampler: one token in each of R slots
+    prefill_block: float  # of the sampler: a block of g prompts
+    gradient_block: float  # of the update: a block of g prompts, without its microbatches
+    microbatch: float  # of the update: m responses of full length
+    update_end: float  # once per update: Adam's step, and what is outside of the blocks
+
+
+def program_times(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
+    """How long the programs of a sweep are expected to take, all responses of full length T."""
+    bound = time_bounds(s, rates)
+    layer_seconds = s.num_layers * rates.layer_seconds
+    # Each layer's operations are started forwards and, about twice as many, backwards; and once
+    # more where the layer is computed again, or for the KL's reference.
+    passes = 3 + s.remat + s.has_reference
+    # Prompts that go through the layers together with their responses take no pass of their own.
+    block_passes = 0 if _is_joint(s) else passes
+    return ProgramTimes(
+        decode_step=bound.decode_step / rates.efficiency + layer_seconds + rates.step_seconds,
+        prefill_block=bound.prefill_block / rates.efficiency + layer_seconds,
+        gradient_block=bound.gradient_block / rates.efficiency + block_passes * layer_seconds,
+        microbatch=bound.microbatch / rates.efficiency + passes * layer_seconds,
+        update_end=bound.update_end / rates.efficiency + rates.step_seconds,
+    )
+
+
+def time_bounds(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
+    """Lower bounds: products, memory and links one after the other, each at its full rate."""
+    # In Adam's step, arrays of the size of what is trained move nine times.
+    adam_bytes = 9 * (s.trained_bytes + s.critic_bytes)
+    return ProgramTimes(
+        decode_step=_decode_step_bound(s, rates),
+        prefill_block=_prefill_bound(s, rates),
+        gradient_block=_gradient_block_bound(s, rates),
+        microbatch=_microbatch_bound(s, rates),
+        update_end=adam_bytes / rates.bandwidth,
+    )
+
+
+def _is_joint(s: DeviceSizes) -> bool:
+    """Whether the update takes prompts and their responses through the layers together."""
+    return s.shapes.joint_forward(positions_split=s.mesh.sequence > 1)
 
 
 def _tensor_sum_seconds(
@@ -130,85 +192,141 @@ def _tensor_sum_seconds(
     return s.num_layers * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 
-def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
-    """Seconds of sampling B rollouts of B_p prompts, which all shards share, at full length T.
-
-    A lower bound: products, memory and links one after the other, each at its rate.
-    """
-    P = s.shapes.prompt_length
+def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
+    """Seconds of one token in each of R slots; a slot without a rollout takes the step too."""
+    R = s.shapes.slots
+    P = s.prompt_positions
     T = s.shapes.response_length
-    shard_rollouts = B / s.shapes.shards
-    shard_prompts = B_p / s.shapes.shards
 
     # Of a token: 2 operations with each weight, and 4 with each position that it sees, for each
-    # number of its queries (`attended_values`, in all layers); on average it sees half of the
-    # response, or of the prompt. The first of a response is drawn from its prompt.
-    weights = s.active_params
-    layer_flops = 2 * weights + 4 * s.attended_values(s.prompt_positions + T / 2)
-    response_flops = (T - 1) * layer_flops + T * 2 * s.table_params
-    prompt_flops = s.prompt_positions * (2 * weights + 4 * s.attended_values(P / 2))
-    flops = shard_rollouts * response_flops + shard_prompts * prompt_flops
+    # number of its queries (`attended_values`, in all layers): on average half of the response.
+    layer_flops = 2 * s.active_params + 4 * s.attended_values(P + T / 2)
+    flops = R * (layer_flops + 2 * s.table_params)
 
-    # All slots take a step together, a token each. The first token of a response needs logits only,
-    # no layers: T - 1 steps read layers and cache, T the table of logits. A step reads the slots'
-    # share of the cache, not that of the table of prompts.
-    slots = s.shapes.slots
-    # How often all slots are filled: once at least, as those without a rollout take each step too.
-    slot_fills = max(1.0, shard_rollouts / slots)
-    slot_cache_bytes = s.cache_bytes() * slots / (slots + s.shapes.prefix_entries)
-    step_bytes = layer_bytes_read(s, slots) + slot_cache_bytes
-    logits_bytes_read = s.compute_bytes * s.table_params
-    bytes_moved = slot_fills * ((T - 1) * step_bytes + T * logits_bytes_read)
+    # A step reads the slots' share of the cache, not that of the table of prompts, in positions;
+    # W slots share the positions of a prompt.
+    slot_positions = R * T + R // s.shapes.slots_per_prefix * P
+    table_positions = s.shapes.prefix_entries * P
+    cache_bytes = s.cache_bytes() * slot_positions / (slot_positions + table_positions)
+    if s.decode_attention in PALLAS:  # the kernel reads what is in use, on average up to there
+        cache_bytes *= (P + T / 2) / (P + T)
+    table_bytes = s.compute_bytes * s.table_params
+    bytes_moved = layer_bytes_read(s, R) + cache_bytes + table_bytes
 
-    tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
-    link_seconds = _tensor_sum_seconds(s, tokens, sums_per_layer=2, rates=rates)
+    link_seconds = _tensor_sum_seconds(s, R, sums_per_layer=2, rates=rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
-def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
-    """Seconds of an update on B rollouts of B_p prompts, which all shards share, at full length T.
+def _prefill_bound(s: DeviceSizes, rates: DeviceRates) -> float:
+    """Seconds of a block of g prompts through the sampler's layers; a position sees half of them
+    before it on average."""
+    layer_flops = 2 * s.active_params + 4 * s.attended_values(s.shapes.prompt_length / 2)
+    flops = s.prefill_tokens * layer_flops
+    bytes_moved = layer_bytes_read(s, s.prefill_tokens)
+    link_seconds = _tensor_sum_seconds(s, s.prefill_tokens, sums_per_layer=2, rates=rates)
+    return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
-    A lower bound, as that of `sampling_seconds`.
+
+def _flops_per_weight(s: DeviceSizes) -> int:
+    """Operations with each weight for a token of an update.
+
+    2 forwards, 2 backwards to the layer's inputs and 2 to the weight, unless it is frozen beside
+    adapters; 2 again by remat, 2 of the reference, 8 of a critic.
     """
-    P = s.shapes.prompt_length
+    is_trained = not s.adapters
+    has_critic = s.critic_bytes > 0
+    return 4 + 2 * is_trained + 2 * s.remat + 2 * s.has_reference + 8 * has_critic
+
+
+def _gradient_block_bound(s: DeviceSizes, rates: DeviceRates) -> float:
+    """Seconds of g prompts in the update; 0 where they go through the layers with responses."""
+    if _is_joint(s):
+        return 0.0
+    flops = s.prefill_tokens * _prompt_position_flops(s)
+    bytes_moved = 3 * prompt_activations(s) + 3 * _gradient_bytes(s)
+    link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, s.prefill_tokens, rates)
+    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
+
+
+def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
+    """Seconds of m responses of full length; and of their g prompts, if they go along."""
+    P = s.prompt_positions
     T = s.shapes.response_length
+    m = s.shapes.microbatch
+
+    # The first token of a response is drawn from its prompt: it needs logits, and no layers.
+    layer_flops = s.active_params + 2 * s.attended_values(P + T / 2)
+    response_flops = _flops_per_weight(s) * ((T - 1) * layer_flops + T * s.table_params)
+    flops = m * response_flops
+    tokens = m * (T - 1)
+    if _is_joint(s):
+        flops += s.prefill_tokens * _prompt_position_flops(s)
+        tokens += s.prefill_tokens
+
+    # What layers keep for the gradient, and the sum of gradients, move three times.
+    bytes_moved = 3 * response_activations(s) + 3 * _gradient_bytes(s)
+    link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, tokens, rates)
+    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
+
+
+def _prompt_position_flops(s: DeviceSizes) -> float:
+    """Operations of a prompt's position in the update; it needs no logits."""
+    layer_flops = s.active_params + 2 * s.attended_values(s.shapes.prompt_length / 2)
+    return _flops_per_weight(s) * layer_flops
+
+
+def _gradient_bytes(s: DeviceSizes) -> int:
+    """Bytes of the gradient of what is trained, in float32, before fsdp splits it."""
+    trained_params = s.numbers(s.adapters) if s.adapters else s.num_params
+    return FLOAT_BYTES * trained_params
+
+
+def _weight_pass_seconds(s: DeviceSizes, rates: DeviceRates) -> float:
+    """Seconds in which devices along fsdp gather all weights and scatter their gradient.
+
+    Forwards, backwards and for the reference they gather the weights as products are computed; of
+    what is trained they scatter the gradient in float32.
+    """
+    gathers = 2 + s.has_reference
+    moved_bytes = gathers * s.compute_bytes * s.num_params + _gradient_bytes(s)
+    return (1 - 1 / s.fsdp_shards) * moved_bytes / rates.link_bandwidth
+
+
+def _update_sum_seconds(s: DeviceSizes, tokens: float, rates: DeviceRates) -> float:
+    """Seconds of the sums of layers' outputs along tensor, for so many tokens of an update.
+
+    Two sums forwards and two backwards, each a scatter and a gather, as devices share the tokens
+    of hidden states between products. The gradient gathers inputs of both products once more,
+    half a sum each, and a layer that is computed again one of them more.
+    """
+    sums_per_layer = 2 + 2 + 2 * 0.5 + s.remat * 0.5
+    return _tensor_sum_seconds(s, tokens, sums_per_layer, rates)
+
+
+# ------------------------------------------------------------------ batches and runs
+
+
+def sampling_seconds(s: DeviceSizes, B_p: float, B: float, times: ProgramTimes) -> float:
+    """Seconds of sampling B rollouts of B_p prompts, which all shards share, at full length T."""
     shard_rollouts = B / s.shapes.shards
     shard_prompts = B_p / s.shapes.shards
+    # How often all slots are filled: once at least, as those without a rollout take each step too.
+    slot_fills = max(1.0, shard_rollouts / s.shapes.slots)
+    prefill_blocks = math.ceil(shard_prompts / s.shapes.prefill_batch)
+    steps = slot_fills * s.shapes.response_length
+    return steps * times.decode_step + prefill_blocks * times.prefill_block
 
-    # For each weight and token: 2 forward and 4 back, 2 again by remat, 2 of the reference, 8 of a
-    # critic.
-    has_critic = s.critic_bytes > 0
-    flops_per_weight = 6 + 2 * s.remat + 2 * s.has_reference + 8 * has_critic
-    weights = s.active_params
-    layer_flops = weights + 2 * s.attended_values(s.prompt_positions + T / 2)
-    response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.table_params)
-    prompt_flops = s.prompt_positions * flops_per_weight * (weights + 2 * s.attended_values(P / 2))
-    flops = shard_rollouts * response_flops + shard_prompts * prompt_flops
 
-    # A microbatch does not reach into the next block of prompts, so there are at least as many. In
-    # each, what layers keep and the sum of gradients move three times; in Adam's step, arrays of
-    # the parameters' size nine times.
-    prompt_blocks = shard_prompts / s.shapes.prefill_batch
-    microbatches = max(shard_rollouts / s.shapes.microbatch, prompt_blocks)
-    microbatch_bytes = 3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params
-    bytes_moved = microbatches * microbatch_bytes + 9 * s.param_bytes
-
-    # Each pass through the layers gathers weights as products are computed, forwards, backwards and
-    # for the reference, and scatters their gradient in float32. A block's prompts take a pass, but
-    # where they go through the layers together with their responses, in the microbatch's.
-    is_joint = s.shapes.joint_forward(positions_split=s.mesh.sequence > 1)
-    weight_passes = microbatches + (0 if is_joint else prompt_blocks)
-    bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
-    gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
-
-    # Two sums forwards and two backwards, each a scatter and a gather, as devices share the tokens
-    # of hidden states between products. The gradient gathers inputs of both products once more,
-    # half a sum each, and a layer that is computed again one of them more.
-    tokens = shard_rollouts * (T - 1) + shard_prompts * s.prompt_positions
-    link_seconds = gathered_bytes / rates.link_bandwidth
-    sums_per_layer = 2 + 2 + 2 * 0.5 + s.remat * 0.5
-    link_seconds += _tensor_sum_seconds(s, tokens, sums_per_layer, rates)
-    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
+def update_seconds(s: DeviceSizes, B_p: float, B: float, times: ProgramTimes) -> float:
+    """Seconds of an update on B rollouts of B_p prompts, which all shards share, at full length."""
+    n = B / B_p
+    shard_prompts = B_p / s.shapes.shards
+    g = s.shapes.prefill_batch
+    # A microbatch does not reach into the next block of prompts.
+    blocks = math.ceil(shard_prompts / g)
+    rows_of_a_block = min(g, shard_prompts) * n
+    microbatches = blocks * math.ceil(rows_of_a_block / s.shapes.microbatch)
+    return blocks * times.gradient_block + microbatches * times.microbatch + times.update_end
 
 
 def cell_cost(cell: Cell, budget: int) -> float:
@@ -223,72 +341,11 @@ def cell_cost(cell: Cell, budget: int) -> float:
     )
 
 
-def rates_from_probe(
-    s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates
-) -> dict[Pair, float]:
+def rollout_rates(s: DeviceSizes, pairs: Sequence[Pair], times: ProgramTimes) -> dict[Pair, float]:
     """Rollouts/s of training at each (B_p, n), without evaluations."""
     pair_rates = {}
     for B_p, n in pairs:
         B = B_p * n
-        seconds = sampling_seconds(s, B_p, B, rates) + update_seconds(s, B_p, B, rates)
-        pair_rates[B_p, n] = rates.efficiency * B / seconds
+        seconds = sampling_seconds(s, B_p, B, times) + update_seconds(s, B_p, B, times)
+        pair_rates[B_p, n] = B / seconds
     return pair_rates
-
-
-def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    """Seconds of so many evaluations, which sample and train nothing.
-
-    Each takes cell.eval.samples rollouts of each problem of validation, of every further problem
-    set, taken to be as large, and of the panel of training problems.
-    """
-    data, evaluation = s.cell.data, s.cell.eval
-    problem_sets = 1 + len(evaluation.extra)
-    problems = num_evaluations * (data.validation * problem_sets + evaluation.panel)
-    rollouts = problems * evaluation.samples
-    return sampling_seconds(s, problems, rollouts, rates) / rates.efficiency
-
-
-def forecast_from_rates(
-    s: DeviceSizes, cells: Sequence[Cell], budget: int, concurrent_cells: int, rates: DeviceRates
-) -> Forecast:
-    """The times of cells that run up to C = `budget`, by the rates of their devices.
-
-    s: the sizes of the sweep. concurrent_cells: how many train at the same time.
-    """
-    targets = s.cell.eval.evaluation_targets(budget)
-    pairs = sorted({pair for cell in cells for pair in cell.pairs})
-    return make_forecast(
-        cells,
-        final_target=targets[-1],
-        concurrent_cells=concurrent_cells,
-        rates=rates_from_probe(s, pairs, rates),
-        evaluation_seconds=evaluation_seconds(s, len(targets), rates),
-        source=str(rates),
-    )
-
-
-def make_forecast(
-    cells: Sequence[Cell],
-    final_target: int,
-    concurrent_cells: int,
-    rates: Mapping[Pair, float],
-    evaluation_seconds: float,
-    source: str,
-) -> Forecast:
-    """The times of cells that run up to C = `final_target` in whole updates.
-
-    rates: rollouts/s of training at each (B_p, n) that the cells have. evaluation_seconds: of all
-    evaluations of a run. source: what the forecast comes from, a text for its reader.
-    """
-    cell_seconds = {}
-    for cell in cells:
-        updates_by_span = cell.updates_by_span(cell.updates_to_reach(final_target))
-        training_seconds = sum(
-            updates * span.B / rates[span.B_p, span.n] for span, updates in updates_by_span
-        )
-        cell_seconds[cell.kind] = evaluation_seconds + training_seconds
-
-    # Cells that run side by side share the work, but no cell is faster than alone.
-    seconds = [cell_seconds[cell.kind] for cell in cells]
-    sweep_seconds = max(sum(seconds) / concurrent_cells, *seconds)
-    return Forecast(rates, cell_seconds, sweep_seconds, source)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
+from isojax.core import program_scopes
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, param_shardings
 from isojax.models.fsdp import all_gather_weight
@@ -244,7 +245,9 @@ def values_of_rows(
             of_microbatch = objective.values(params, prefix, inputs.problems, microbatch)
             return values.at[row].set(of_microbatch, mode="drop")
 
-        return lax.fori_loop(0, block.num_microbatches, add_microbatch, values)
+        with jax.named_scope(program_scopes.MICROBATCHES):
+            return lax.fori_loop(0, block.num_microbatches, add_microbatch, values)
 
     zeros = jnp.zeros((shapes.buffer_rows, shapes.response_length), jnp.float32)
-    return lax.fori_loop(0, accumulator.num_blocks(shard_batch), add_block, zeros)
+    with jax.named_scope(program_scopes.GRADIENT_BLOCKS):
+        return lax.fori_loop(0, accumulator.num_blocks(shard_batch), add_block, zeros)

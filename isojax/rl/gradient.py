@@ -30,6 +30,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
+from isojax.core import program_scopes
 from isojax.core.shapes import SamplerShapes, bucket_widths
 from isojax.distributed import sharding
 from isojax.distributed.sharding import (
@@ -340,7 +341,8 @@ class GradientAccumulator:
         first: Any = 0
         for bucket, width in reversed(list(enumerate(self.bucket_widths))):
             last = (buckets >= bucket).sum() if bucket else block.num_microbatches
-            sums = lax.fori_loop(first, last, partial(add, width), sums)
+            with jax.named_scope(program_scopes.MICROBATCHES):
+                sums = lax.fori_loop(first, last, partial(add, width), sums)
             first = last
         return sums
 
@@ -450,9 +452,11 @@ class GradientAccumulator:
                 )
                 return add_trees(sums, hidden.routing)
 
-            return lax.fori_loop(0, block.num_microbatches, add_microbatch, sums)
+            with jax.named_scope(program_scopes.MICROBATCHES):
+                return lax.fori_loop(0, block.num_microbatches, add_microbatch, sums)
 
-        return lax.fori_loop(0, self.num_blocks(shard_batch), add_block, routers.zero_sums())
+        with jax.named_scope(program_scopes.GRADIENT_BLOCKS):
+            return lax.fori_loop(0, self.num_blocks(shard_batch), add_block, routers.zero_sums())
 
     def zero_sums(self) -> MetricSums:
         sums: MetricSums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
@@ -476,7 +480,8 @@ class GradientAccumulator:
         add_block = partial(
             self.add_block, d_params=d_params, inputs=inputs, shard_batch=shard_batch
         )
-        sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
+        with jax.named_scope(program_scopes.GRADIENT_BLOCKS):
+            sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
         return jax.tree.map(jax.freeze, d_params), sums
 
 

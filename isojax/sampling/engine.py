@@ -28,9 +28,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from isojax.core import program_scopes
 from isojax.core.config import SamplingConfig
 from isojax.core.errors import InputError
-from isojax.core.shapes import SamplerShapes, layers_are_unrolled
+from isojax.core.shapes import CHUNK_TOKENS, SamplerShapes, layers_are_unrolled
 from isojax.distributed import sharding
 from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.models.decode import Decoding, KVCache
@@ -50,8 +51,6 @@ from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.turns import plain_tokens
-
-CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
 # sample(params, problems, B_p i32[], n i32[], key): n rollouts of each of the first B_p problems
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
@@ -446,7 +445,8 @@ class Engine:
             experts=recorded,
             done=~active,
         )
-        return lax.while_loop(keep_decoding, decode_token, begin)
+        with jax.named_scope(program_scopes.DECODE_TOKENS):
+            return lax.while_loop(keep_decoding, decode_token, begin)
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts | RoutedRollouts:
         """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew.
@@ -500,7 +500,8 @@ def build_sampler(
             return engine.decode_chunk(weights, batch, state)[0]
 
         state = engine.init_state(work_items(shapes, batch).first)
-        state = lax.while_loop(partial(engine.has_work, batch), decode_chunk, state)
+        with jax.named_scope(program_scopes.SAMPLE_CHUNKS):
+            state = lax.while_loop(partial(engine.has_work, batch), decode_chunk, state)
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
     # `sample_shard` reads the specs over all axes; its shard_map takes those over data and fsdp.

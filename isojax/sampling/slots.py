@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from isojax.core import program_scopes
 from isojax.core.shapes import SamplerShapes
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.transformer import Params
@@ -249,7 +250,8 @@ def prefill(
     begin = PrefillCarry(
         state.prefix_table, state.table_last_hidden, state.table_experts, queue.num_prefilled
     )
-    end = lax.while_loop(needs_prefill, prefill_block, begin)
+    with jax.named_scope(program_scopes.PREFILL_BLOCKS):
+        end = lax.while_loop(needs_prefill, prefill_block, begin)
     return state._replace(
         prefix_table=end.prefix_table,
         table_last_hidden=end.table_last_hidden,

@@ -121,6 +121,13 @@ def describe_engine(engine: Mapping[str, str] | None) -> str:
     return f"a server of {engine.get('server')} that serves {_shown(engine.get('model'))}"
 
 
+def problems_have_labels(cell: CellConfig) -> bool:
+    """Whether the problems of `cell.task` were labelled by `isojax difficulty`."""
+    kind, _, argument = cell.task.partition(":")
+    folder, _, _ = argument.partition("#")
+    return kind == "tfds" and bool(read_label_settings(Path(folder).expanduser()))
+
+
 def warn_of_other_labels(cell: CellConfig) -> None:
     """Prints a warning where a run chooses its problems by labels that were made with other
     settings than its own; a note where these are not known in full."""

@@ -19,14 +19,19 @@ from isojax.core.errors import RunFailed
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
 from isojax.launch.local.compile_for_topology import (
+    CompiledProgram,
     compile_for_topology,
     confirm_sizes,
     host_bounds,
-    larger_topologies,
     program_peak,
     run_in_child_process,
     topology_budget,
     topology_devices,
+)
+from isojax.launch.local.topology_plan import (
+    estimate_for_topology,
+    larger_topologies,
+    read_topology,
 )
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import GIB
@@ -62,7 +67,8 @@ def test_the_table_has_xlas_figures_and_the_planners() -> None:
         "sweep.n=[4]",
         "sweep.B_p=[8]",
     )
-    done = isojax("quickstart", "--dry-run", "--topology", "v5e:2x4", "--mesh", "fsdp=8", *small)
+    words = ("--dry-run", "--compile", "--topology", "v5e:2x4", "--mesh", "fsdp=8")
+    done = isojax("quickstart", *words, *small)
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stderr.split())
     assert (
@@ -73,22 +79,21 @@ def test_the_table_has_xlas_figures_and_the_planners() -> None:
     assert "fits" in row and len(re.findall(r"0\.\d\d", row)) == 3
     assert "it fits, by the compiler's figures" in printed and "sweep.remat=none" in printed
     assert "recipe: loss grpo, advantage group, aggregation token" in printed
-    assert (
-        "rollouts/s" in printed and "for the sweep, from a lower bound at 35% efficiency" in printed
-    )
+    assert "rollouts/s" in printed and "from its compiler's cycles" in printed
 
 
 @pytest.mark.nightly
 @needs_libtpu
 def test_the_mesh_of_the_templates_compiles() -> None:
     """Of launch/'s tpu_pod.sh and gke_kuberay.yaml; quickstart's responses have one width."""
-    done = isojax("quickstart", "--dry-run", "--topology", "v5e:4x4", "--mesh", "fsdp=16")
+    words = ("--dry-run", "--compile", "--topology", "v5e:4x4", "--mesh", "fsdp=16")
+    done = isojax("quickstart", *words)
     assert done.returncode == 0 and " fits " in done.stderr, done.stderr
 
 
 @needs_libtpu
 def test_an_unknown_topology_is_refused() -> None:
-    done = isojax("quickstart", "--dry-run", "--topology", "v5e:3x3")
+    done = isojax("quickstart", "--dry-run", "--compile", "--topology", "v5e:3x3")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: --topology v5e:3x3: " in done.stderr and "such as v5e:4x4" in done.stderr
 
@@ -117,9 +122,51 @@ def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str) -> None:
         topology_budget(load_config(["quickstart"], [word]), "v5e:2x2")
 
 
-def test_a_model_without_a_vocabulary_is_refused() -> None:
+@pytest.mark.parametrize("plan", [compile_for_topology, estimate_for_topology])
+def test_a_model_without_a_vocabulary_is_refused(plan: Any) -> None:
     with refused():
-        compile_for_topology(load_config(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+        plan(load_config(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+
+
+def test_an_estimate_needs_no_libtpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 7.6B parameters on 16 chips; labels of GSM8K's 7,473 problems, 16 rollouts of each."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = load_config(["gsm8k", "models/qwen2.5-7b-instruct"], ["run.mesh=fsdp=4,tensor=4"])
+    estimate_for_topology(config, "v5e:4x4", price=1.2)
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "it fits by the estimate" in printed and "chip hours of 16 chips" in printed
+    assert "labels 119,568 rollouts" in printed and "compiling 3 programs" in printed
+    assert "sweep.budget=209658 leaves none" in printed
+
+
+def test_what_fits_no_chip_of_an_estimate_is_refused() -> None:
+    """A 7.6B model on one v5e of 15.75 GiB: it takes four times as many at least."""
+    config = load_config(["gsm8k", "models/qwen2.5-7b-instruct"], ["run.mesh=data=1"])
+    with refused(fix="--topology v5e:"):
+        estimate_for_topology(config, "v5e:1x1")
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "chips"),
+    [
+        ("v5e:1x1", 1, 1),
+        ("v5e:4x4", 16, 16),
+        ("v6e:4x8", 32, 32),
+        ("v4:2x2x1", 4, 4),
+        ("v3:2x2", 8, 4),
+    ],
+)
+def test_a_topology_is_read_by_its_name(topology: str, devices: int, chips: int) -> None:
+    read = read_topology(topology)
+    assert (read.count, read.chips) == (devices, chips)
+
+
+@pytest.mark.parametrize("topology", ["v5e:3x3", "v5e:2x2x1", "v5p:4x4", "v9:2x2", "v5e", "v5e:4x"])
+def test_a_topology_that_no_chips_have_is_refused(topology: str) -> None:
+    with refused(where=f"--topology {topology}"):
+        read_topology(topology)
 
 
 def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(
@@ -148,7 +195,9 @@ def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.M
     ) -> dict[str, Any]:
         requests.append((sweep.microbatch, sweep.remat, programs))
         return {
-            name: too_much if len(requests) == 1 and name == "learn" else fitting
+            name: CompiledProgram(
+                too_much if len(requests) == 1 and name == "learn" else fitting, name
+            )
             for name in programs
         }
 
@@ -168,7 +217,9 @@ def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.Mon
         _: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]
     ) -> dict[str, Any]:
         requests.append(sweep)
-        return dict.fromkeys(programs, int(15.8 * GIB)) | {"weights": 0, "decode": 0}
+        too_much = CompiledProgram(int(15.8 * GIB))
+        fitting = CompiledProgram(0)
+        return dict.fromkeys(programs, too_much) | {"weights": fitting, "decode": fitting}
 
     with refused():
         confirmed_sizes(monkeypatch, compiler)
@@ -203,7 +254,7 @@ def confirmed_sizes(
         cell, pairs, mesh, describe_sizes(cell.model), SamplingPlan(), "tpu", memory
     )
     monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_in_child_process", compiler)
-    return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
+    return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16)).sweep
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import pytest
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
-from isojax.launch.display import print_plan
+from isojax.launch.display import Rent, print_plan
+from isojax.launch.forecast import Forecast, TimePart
 from isojax.launch.local.sweep_checks import check_batch, check_data, check_precision
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder, print_remaining
-from isojax.launch.time_estimate import GIB, Forecast
+from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
 from isojax.runs.storage import exclusive_lock
 from tests.refusals import refused
@@ -35,21 +36,15 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "time"),
+    ("strategy", "times"),
     [
-        ("grid", "2.5 min for the sweep, from a probe"),
-        ("spend", "20 s at most, with the slowest n, from a probe"),
-        (
-            "adaptive",
-            (
-                "2.5 min for the sweep if all runs went to their end; sweep.strategy=adaptive "
-                "spends less, from a probe"
-            ),
-        ),
+        ("grid", ["training 100 s", "evaluations 50 s", "the sweep 2.5 min", "from a probe"]),
+        ("spend", ["time: 20 s at most, with the slowest n, from a probe"]),
+        ("adaptive", ["the sweep 2.5 min", "sweep.strategy=adaptive spends less"]),
     ],
 )
 def test_the_time_of_a_plan_says_what_it_is_of(
-    strategy: str, time: str, capsys: pytest.CaptureFixture[str]
+    strategy: str, times: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell).model_copy(
         update={"strategy": strategy}
@@ -64,9 +59,26 @@ def test_the_time_of_a_plan_says_what_it_is_of(
         "cpu",
         GIB,
     )
-    forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, 150.0, "a probe")
+    parts = [TimePart("training", 100.0), TimePart("evaluations", 50.0)]
+    forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, parts, "a probe")
     print_plan(config, cells, "runs/here", "1 run at once", budget, forecast)
-    assert f"time: {time}" in " ".join(capsys.readouterr().err.split())
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert all(time in printed for time in times)
+
+
+def test_a_plan_has_the_price_of_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """16 chips for half an hour, and for an hour and a half in all, at 2.5 each."""
+    sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell)
+    config, cells = CONFIG.model_copy(update={"sweep": sweep}), plan_cells(sweep)
+    policy = describe_sizes(CONFIG.cell.model, 1000)
+    budget = DeviceBudget(CONFIG.cell, [(8, 4)], MeshShape(), policy, SamplingPlan(), "tpu", GIB)
+    parts = [TimePart("labels", 1800.0, "10 rollouts"), TimePart("training", 3600.0)]
+    forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, parts, "a probe")
+    rent = Rent(16, "chip", price=2.5)
+    print_plan(config, cells, "runs/here", "1 run at once", budget, forecast, rent)
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "labels 10 rollouts 30 min 8 20.00" in printed
+    assert "the sweep 90 min 24 60.00" in printed
 
 
 def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from isojax.launch import measured_rates, time_estimate
+from isojax.launch import measured_rates
 from isojax.launch.local import cell_devices
 from isojax.launch.measured_rates import ChipMeasurement, rates_file, write_measurement
-from isojax.launch.time_estimate import CHIPS
+from isojax.launch.time_estimate import CHIPS, DeviceRates
 from tests.refusals import refused
 
 V5E = "TPU v5 lite"
@@ -87,14 +87,15 @@ def test_a_plan_for_the_devices_here_probes_only_what_was_not_measured(
 ) -> None:
     """The forecast of a sweep takes its rates from the file of its devices' kind."""
     used: list[Any] = []
-    monkeypatch.setattr(time_estimate, "forecast_from_rates", lambda *a: used.append(a[-1]))
-    monkeypatch.setattr(cell_devices, "_probe_rates", lambda s, devices: "probed")
+    monkeypatch.setattr(cell_devices, "program_times", lambda s, rates: used.append(rates))
+    monkeypatch.setattr(cell_devices, "forecast_sweep_times", lambda *_, **__: None)
+    monkeypatch.setattr(cell_devices, "_probe_rates", lambda s, devices: DeviceRates(1.0, 1.0, 1.0))
     devices: Any = SimpleNamespace(
         devices=[SimpleNamespace(device_kind=V5E)], concurrent_cells=1, devices_per_cell=1
     )
-    config: Any = SimpleNamespace(sweep=SimpleNamespace(budget=100))
+    config: Any = SimpleNamespace(sweep=SimpleNamespace(budget=100), cell=None)
     budget: Any = SimpleNamespace(sizes=lambda sweep: None)
-    cell_devices.forecast_sweep(config, [], budget, devices)
+    cell_devices.forecast_sweep(config, [], budget, devices, has_labels=True)
     write_measurement(MEASUREMENT)
-    cell_devices.forecast_sweep(config, [], budget, devices)
-    assert used == ["probed", MEASUREMENT.rates()]
+    cell_devices.forecast_sweep(config, [], budget, devices, has_labels=True)
+    assert used == [DeviceRates(1.0, 1.0, 1.0), MEASUREMENT.rates()]

@@ -294,6 +294,7 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
     ((_, check),) = stage.asked("isojax")
     assert check[3:] == [
         "--dry-run",
+        "--compile",
         "--topology",
         "v5p:2x2x2",
         "--mesh",

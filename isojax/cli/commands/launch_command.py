@@ -17,13 +17,14 @@ from isojax.runs.mirror import remote_workspace, working_folder
 IS_RUN = True  # for command_files.py
 
 TOPOLOGY_HELP = (
-    "With --dry-run: choose sizes that fit TPUs that are not here, such as v5e:4x4, "
-    "by their compiler."
+    "With --dry-run: the plan for TPUs that are not here, such as v5e:4x4, by an estimate; with "
+    "--compile by their compiler."
 )
+PRICE_HELP = "With --topology: what an hour of one chip costs; the plan has the price of each part."
 COMPILE_HELP = (
-    "With --dry-run: compile for the devices here, and show the memory by their compiler beside "
-    "the estimate. With --ray on TPU slices a sweep's programs are compiled before any slice is "
-    "asked for, unless --no-compile."
+    "With --dry-run: compile for the devices here, or for those of --topology, and show the memory "
+    "by their compiler beside the estimate. With --ray on TPU slices a sweep's programs are "
+    "compiled before any slice is asked for, unless --no-compile."
 )
 NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."
 
@@ -41,6 +42,7 @@ def launch(
     compile_first: Annotated[
         bool | None, Option("--compile/--no-compile", help=COMPILE_HELP)
     ] = None,
+    price: Annotated[float | None, Option(min=0, metavar="MONEY", help=PRICE_HELP)] = None,
     no_report: Annotated[bool, Option("--no-report", help=NO_REPORT_HELP)] = False,
 ) -> None:
     """Run a sweep over (B_p, n), then fit the law and write the report.
@@ -57,6 +59,8 @@ def launch(
       isojax launch quickstart --dry-run --compile   the same, its memory by the compiler
       isojax launch gsm8k models/qwen2.5-7b-instruct --dry-run --topology v5e:4x4\
  --mesh fsdp=4,tensor=4
+      isojax launch gsm8k models/qwen2.5-7b-instruct --dry-run --topology v5e:4x4 --compile\
+   by their compiler, minutes
       isojax launch --resume sweep.budget=278000  go on with twice the budget
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER
@@ -80,10 +84,20 @@ def launch(
                 found=f"given {topology} without --dry-run, and it runs nothing",
                 expected="both together",
             )
-        compiler = importlib.import_module("isojax.launch.local.compile_for_topology")
-        compiler.compile_for_topology(config, topology)
+        if compile_first:
+            compiler = importlib.import_module("isojax.launch.local.compile_for_topology")
+            compiler.compile_for_topology(config, topology, price)
+        else:
+            planner = importlib.import_module("isojax.launch.local.topology_plan")
+            planner.estimate_for_topology(config, topology, price)
         return
 
+    if price is not None:
+        raise InputError(
+            where="--price",
+            found=f"given {price:g} without --topology, by which chips are counted",
+            expected="such as --dry-run --topology v5e:4x4 --price 1.2",
+        )
     check_compile_option(config, dry_run, compile_first)
     # Where run.dir is a URL, a folder here stands for it, and is uploaded as it is written.
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):

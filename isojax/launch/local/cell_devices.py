@@ -17,13 +17,14 @@ from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch import time_estimate
+from isojax.launch.checkpoint_plan import CheckpointPlan
 from isojax.launch.device_budget import DeviceBudget, host_memory
 from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.forecast import Forecast, forecast_sweep_times, label_rollouts
 from isojax.launch.measured_rates import measured_rates
 from isojax.launch.memory_model import plan_sampling
 from isojax.launch.process_group import check_multi_process, sampler_processes
-from isojax.launch.time_estimate import GIB
+from isojax.launch.time_estimate import GIB, DeviceRates, program_times
 from isojax.models.describe_sizes import describe_sizes
 from isojax.tasks.task import Task, is_on_device
 
@@ -202,22 +203,37 @@ def make_device_budget(
 
 
 def forecast_sweep(
-    config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices
-) -> time_estimate.Forecast:
+    config: Config,
+    cells: list[Cell],
+    budget: DeviceBudget,
+    cell_devices: CellDevices,
+    has_labels: bool,
+    checkpoints: CheckpointPlan | None = None,
+) -> Forecast:
     """How long the sweep will take, by what `isojax accelerator` has measured on this kind of chip.
 
     Without such a measurement, by a short probe of this process's used devices. config: with all
-    sizes chosen.
+    sizes chosen. has_labels: whether the problems have labels already. checkpoints: None: they are
+    not counted.
     """
     s = budget.sizes(config.sweep)
     concurrent_cells = cell_devices.concurrent_cells
     rates = measured_rates(cell_devices.devices[0].device_kind)
     if rates is None:
         rates = _probe_rates(s, cell_devices)
-    return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)
+    return forecast_sweep_times(
+        s,
+        cells,
+        config.sweep.budget,
+        concurrent_cells,
+        program_times(s, rates),
+        str(rates),
+        labels=label_rollouts(config.cell, has_labels),
+        checkpoints=checkpoints,
+    )
 
 
-def _probe_rates(s: DeviceSizes, cell_devices: CellDevices) -> time_estimate.DeviceRates:
+def _probe_rates(s: DeviceSizes, cell_devices: CellDevices) -> DeviceRates:
     """The rates of this process's devices that the sweep uses, measured in about a second.
 
     s: a device's part of the sweep, whose rows and widths the products have.
@@ -242,4 +258,4 @@ def _probe_rates(s: DeviceSizes, cell_devices: CellDevices) -> time_estimate.Dev
         )
     finally:
         jax.config.update("jax_enable_compilation_cache", cache_enabled)
-    return time_estimate.DeviceRates(decode_flops, update_flops, bandwidth)
+    return DeviceRates(decode_flops, update_flops, bandwidth)

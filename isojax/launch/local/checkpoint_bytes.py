@@ -5,7 +5,7 @@ import jax
 from isojax.core.config import Config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_budget import DeviceBudget
-from isojax.launch.local.compile_for_topology import planning_model, planning_task
+from isojax.launch.local.topology_plan import planning_model, planning_task
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.planner import plan_cells
 from isojax.models.describe_sizes import describe_sizes

@@ -1,9 +1,9 @@
 """What XLA says that the programs of a sweep take, in bytes of one device, on this machine's
 devices or on chips that are not here. Nothing is run: no weights, tokenizer or problems are needed.
 
-`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by
-their compiler. Where compiler and planner disagree, the compiler is right: what it finds too large
-is chosen again, smaller.
+`launch --dry-run --topology --compile`: a sweep's sizes chosen for TPUs that are not here, and
+confirmed by their compiler. Where compiler and planner disagree, the compiler is right: what it
+finds too large is chosen again, smaller.
 """
 
 import importlib.util
@@ -11,45 +11,49 @@ import math
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from isojax.core.config import CellConfig, Config, ModelConfig, SweepConfig
+from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import silence_libtpu
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
-from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch import device_budget, time_estimate
-from isojax.launch.checkpoint_plan import plan_checkpoints
-from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes, format_sizes
-from isojax.launch.display import console, print_plan
-from isojax.launch.measured_rates import measured_rates
-from isojax.launch.memory_model import MemoryEstimate, plan_sampling
+from isojax.launch import device_budget
+from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_sizes
+from isojax.launch.display import console
+from isojax.launch.local.compiled_times import compiled_times
+from isojax.launch.local.topology_plan import (
+    CHIPS_OF_A_HOST,
+    AbstractTask,
+    SliceDevices,
+    TimedPlan,
+    Topology,
+    TopologyPlan,
+    chip_rates,
+    describe_slice,
+    larger_topologies,
+    plan_topology,
+    planning_task,
+    print_topology_plan,
+    with_sizes,
+)
+from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, with_kernels
-from isojax.launch.time_estimate import GIB, find_chip
-from isojax.models.describe_sizes import describe_sizes
-from isojax.models.hf import hf_load
+from isojax.launch.time_estimate import GIB, program_times
 from isojax.report.console import TextTable
-from isojax.rl.algorithm import describe_algorithm
 from isojax.rl.recipe_checks import check_algorithm
-from isojax.tasks.context_limit import describe_excess
-from isojax.tasks.protocol import StopConditions
-from isojax.tasks.task import build_device_task, build_task
-from isojax.tasks.task_defaults import with_task_defaults
-from isojax.tasks.turns import describe_turns, find_reply
+from isojax.tasks.task import Task
 from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
-CHIPS_OF_A_HOST = 4  # as libtpu assumes
 # On a TPU v4, jax has the two cores of a chip as one device, for which libtpu has to be asked. On
 # v5p it has so too, without a word; on v3 and TPU7x each half of a chip is a device.
 CHIP_CONFIGS = {"v4": "megacore"}
@@ -60,20 +64,6 @@ OOM_PATTERNS = (
     r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
 )
 UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
-
-
-@dataclass(frozen=True)
-class AbstractTask:
-    """Stands for a text task where only the shapes of its programs matter.
-
-    One token, whose number does not matter, ends a response.
-    """
-
-    vocab: int
-    stops: StopConditions = field(
-        default_factory=lambda: StopConditions(tokens=(0,), transitions=None)
-    )
-    on_device: ClassVar[bool] = False
 
 
 def topology_devices(topology: str) -> list[Any]:
@@ -127,22 +117,36 @@ def host_bounds(topology: str) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
-    """Bytes of one device that a jitted function takes at its peak, by XLA's schedule.
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What a compiler says of a program."""
+
+    peak_bytes: int  # of one device, by XLA's schedule
+    hlo: str = ""  # optimized; "" where the program exceeds the chip's memory
+
+
+def compile_program(function: Any, arguments: tuple[Any, ...]) -> CompiledProgram:
+    """Compile a jitted function for arguments of these shapes.
 
     arguments: ShapeDtypeStructs with shardings, for which it is compiled. A TPU's compiler refuses
     a program that exceeds the chip's memory, and its message has the figure. JaxRuntimeError where
     the compiler fails otherwise.
     """
     try:
-        return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
+        compiled = function.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as e:
         for pattern in OOM_PATTERNS:
             match = re.search(pattern, str(e))
             if match:
                 needed, unit = match.groups()
-                return int(float(needed) * UNIT_BYTES[unit])
+                return CompiledProgram(int(float(needed) * UNIT_BYTES[unit]))
         raise
+    return CompiledProgram(compiled.memory_analysis().peak_memory_in_bytes, compiled.as_text())
+
+
+def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
+    """Bytes of one device that a jitted function takes at its peak; as `compile_program`."""
+    return compile_program(function, arguments).peak_bytes
 
 
 def build_abstract_programs(
@@ -166,137 +170,58 @@ def build_abstract_programs(
     }
 
 
-class Topology(NamedTuple):
-    """A TPU slice that one can ask for."""
-
-    name: str  # such as v5e:4x4
-    chips: int
-
-
-class TopologyPlan(NamedTuple):
-    """What a sweep for chips that are not here is planned with."""
+class CompilerPlan(NamedTuple):
+    """What a sweep is compiled with for chips that are not here."""
 
     config: Config  # with the model and precision of runs there
-    devices: list[Any]  # the topology's chips
+    devices: list[Any]  # the topology's chips, as jax's devices
     budget: DeviceBudget
 
 
-def larger_topologies(topology: str, chips: int) -> list[Topology]:
-    """This topology, such as "v5e:4x4" with 16 chips, and larger ones up to MAX_MESH_GROWTH times.
-
-    Each has twice the chips of the one before: the last of its shortest sides is doubled. Nobody
-    rents two chips, so that four come after one.
-    """
-    kind, _, sides = topology.partition(":")
-    shape = [int(side) for side in sides.split("x")]
-    topologies = []
-    for doublings in range(device_budget.MAX_MESH_GROWTH.bit_length()):
-        shape_text = "x".join(map(str, shape))
-        if doublings == 0 or chips << doublings >= CHIPS_OF_A_HOST:
-            topologies.append(Topology(f"{kind}:{shape_text}", chips << doublings))
-        last_shortest = max(i for i, side in enumerate(shape) if side == min(shape))
-        shape[last_shortest] *= 2
-    return topologies
-
-
-def topology_budget(config: Config, topology: str) -> TopologyPlan:
-    """What a sweep may take of the chips of a topology such as "v5e:4x4".
-
-    Where run.mesh is "auto", its mesh is the fastest of the fewest chips that fit by the estimate.
-    From here on jax in this process uses the CPU alone. InputError where the sweep cannot run
-    there.
-    """
-    if config.run.sampler_mesh:
-        raise InputError(
-            found="--topology plans one mesh, and run.sampler_mesh is set",
-            fix="Leave it out, plan each by --mesh.",
-        )
-    for key in ("decode_attention", "forward_attention"):
-        kernel = getattr(config.sweep, key)
-        if kernel not in (None, "plain", "pallas"):
-            raise InputError(
-                where=f"--topology {topology}",
-                found=f"sweep.{key}={kernel} is for GPUs",
-                expected="plain or pallas",
-            )
-    jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
-
-    model = planning_model(config.cell.model)
-    precision = config.cell.precision.for_platform("tpu")
-    cell = with_task_defaults(config.cell).with_settings(model=model, precision=precision)
-    config = config.model_copy(update={"cell": cell})
-
-    task = planning_task(config)
+def topology_budget(config: Config, topology: str) -> CompilerPlan:
+    """What a sweep may take of the chips of a topology such as "v5e:4x4", by `plan_topology`."""
     devices = topology_devices(topology)
-    chip_gib, _ = find_chip(devices[0].device_kind)
-    budget = DeviceBudget(
-        config.cell,
-        pairs=sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs}),
-        mesh=parse_mesh(config.run.mesh, len(devices)),
-        policy=describe_sizes(model, model.vocab or task.vocab),
-        sampling=plan_sampling(config.run, task.on_device),
-        backend="tpu",
-        device_memory=int(GIB * (config.run.device_memory or chip_gib)),
-    )
-    if config.run.mesh == "auto":
-        mesh = device_budget.fewest_devices_that_fit(config.sweep, budget, len(devices))
-        if mesh is not None and mesh.devices > 1:
-            console.print(f"a chip alone is too small: planned with --mesh {mesh}")
-            budget = replace(budget, mesh=mesh)
-            config = config.with_settings(run={"mesh": str(mesh)})
-    return TopologyPlan(config, devices, budget)
+    plan = plan_topology(config, topology, SliceDevices(devices[0].device_kind, len(devices)))
+    return CompilerPlan(plan.config, devices, plan.budget)
 
 
-def compile_for_topology(config: Config, topology: str) -> None:
+def compile_for_topology(config: Config, topology: str, price: float | None = None) -> None:
     """Choose sizes for a topology such as "v5e:4x4", compile the programs and print the plan.
 
-    InputError where sweep, mesh or topology are unusable, or nothing fits.
+    price: of a chip's hour, None where it is not asked for. The plan's hours come from the
+    compiler's cycles, where the clock of the chips is known. InputError where sweep, mesh or
+    topology are unusable, or nothing fits.
     """
-    cells = plan_cells(config.sweep)
-    check_algorithm(config.cell.rl, cells)
+    check_algorithm(config.cell.rl, plan_cells(config.sweep))
     config, devices, budget = topology_budget(config, topology)
-
     kind = devices[0].device_kind
-    num_chips = len(devices)
-    mesh_chips = budget.mesh.devices
-    chips = (
-        f"{mesh_chips} of the {num_chips} chips of {topology} ({kind},"
-        f" {format_bytes(budget.device_memory)} each), mesh {config.run.mesh}"
-    )
-    console.print(f"{config.name} on {chips}")
-    sweep = confirm_sizes(config, budget, larger_topologies(topology, num_chips))
-    config = config.model_copy(update={"sweep": sweep})
+    plan = TopologyPlan(config, SliceDevices(kind, len(devices)), budget)
+    console.print(f"{config.name} on {describe_slice(plan, topology)}")
+    confirmed = confirm_sizes(config, budget, larger_topologies(topology, len(devices)))
 
-    concurrent = min(config.run.cells_at_once or len(cells), num_chips // mesh_chips, len(cells))
-    _, published_rates = find_chip(kind)
-    rates = measured_rates(kind) or published_rates
-    forecast = time_estimate.forecast_from_rates(
-        budget.sizes(sweep), cells, sweep.budget, concurrent, rates
-    )
-    runs = f"{concurrent} run{'s' * (concurrent > 1)} at once"
-    description = f"it fits, by the compiler's figures: {runs}, {chips}"
-    print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
-    checkpoints = plan_checkpoints(
-        config.run,
-        budget.checkpoint_bytes(sweep),
-        runs=len(cells),
-        concurrent_runs=concurrent,
-    )
-    console.print(checkpoints.describe(), markup=False)
+    sweep = confirmed.sweep
+    times = compiled_times(confirmed.hlo, config.cell, kind) if confirmed.hlo else None
+    source = "its compiler's cycles, an estimate"
+    if times is None:
+        rates = chip_rates(kind)
+        times = program_times(budget.sizes(sweep), rates)
+        source = str(rates)
+    verdict = "it fits, by the compiler's figures"
+    print_topology_plan(with_sizes(plan, sweep), topology, TimedPlan(times, source, verdict), price)
 
-    console.print(describe_algorithm(config.cell.rl), markup=False)
-    if planning_task(config).stops.has_turns:
-        console.print(describe_turns(config.cell), markup=False)
-    model_path = config.cell.model.path  # None where it is not on this machine
-    if model_path:
-        excess = describe_excess(Path(model_path), config.cell.sampling)
-        if excess:
-            warn(excess)
+
+@dataclass(frozen=True)
+class ConfirmedSizes:
+    """A sweep whose sizes the compiler has confirmed."""
+
+    sweep: SweepConfig
+    # Optimized HLO by program; empty where some program was not compiled with these very sizes.
+    hlo: Mapping[str, str]
 
 
 def confirm_sizes(
     config: Config, budget: DeviceBudget, topologies: Sequence[Topology]
-) -> SweepConfig:
+) -> ConfirmedSizes:
     """The sweep with sizes that the compiler confirms for the first of these topologies.
 
     config: of `topology_budget`, whose sizes may be set or None. topologies: the first is compiled
@@ -330,7 +255,7 @@ def confirm_sizes(
             if size > confirmed_bytes.get(name, 0)
         ]
         try:
-            peaks = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
+            compiled = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
             suggestion = device_budget.suggest_mesh(requested, budget, device_counts)
             raise InputError(
@@ -340,13 +265,18 @@ def confirm_sizes(
             ) from e
 
         # Bytes of a device while each program runs, with what the run holds meanwhile.
-        needed = {name: peak + memory.resident_bytes(name) for name, peak in peaks.items()}
+        needed = {
+            name: program.peak_bytes + memory.resident_bytes(name)
+            for name, program in compiled.items()
+        }
         console.print(usage_table(needed, memory, budget.device_memory))
         over = {name: size for name, size in needed.items() if size > budget.device_memory}
         if not over:
-            return sweep
+            hlo = {name: program.hlo for name, program in compiled.items()}
+            all_compiled = compiled.keys() == memory.program_bytes.keys()
+            return ConfirmedSizes(sweep, hlo if all_compiled else {})
 
-        for name in peaks.keys() - over.keys():
+        for name in compiled.keys() - over.keys():
             confirmed_bytes[name] = memory.program_bytes[name]
         # The most that the estimate of a program may be, so that what it really takes fits, if
         # that exceeds the estimate by the same factor for other sizes.
@@ -398,20 +328,21 @@ def programs_on_topology(
     mesh = make_mesh(shape, devices)
     sweep = with_kernels(sweep, shape, "tpu", config.cell)
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
-    return build_abstract_programs(config.cell, sweep, pairs, mesh, planning_task(config))
+    task: AbstractTask | Task = planning_task(config)
+    return build_abstract_programs(config.cell, sweep, pairs, mesh, task)
 
 
 def compile_programs(
     config: Config, sweep: SweepConfig, topology: str, programs: list[str]
-) -> dict[str, int]:
-    """Bytes of a device that these programs take at their peaks, by name and by their compiler.
+) -> dict[str, CompiledProgram]:
+    """What their compiler says of these programs, by name.
 
     programs: names such as "decode", of `build_abstract_programs`. RunFailed where it fails.
     """
     try:
         # Building compiles already the program that makes the sampler's weights.
         built = programs_on_topology(config, sweep, topology)
-        return {program: program_peak(*built[program]) for program in programs}
+        return {program: compile_program(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{first_line(e)}.") from e
 
@@ -456,41 +387,3 @@ def usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: i
 def _format_gib(num_bytes: float) -> str:
     gib = num_bytes / GIB
     return f"{gib:.2f}" if gib >= 0.1 else f"{gib:.2g}"
-
-
-def planning_model(model: ModelConfig) -> ModelConfig:
-    """The model with its whole shape, from its folder or, where that is not here, from the config.
-
-    InputError where the folder is missing and the config lacks some of the shape.
-    """
-    # A config with a vocabulary has the whole shape: no folder is needed for it.
-    if model.path and model.vocab and not os.path.isdir(model.path):
-        console.print(
-            f"{model.path} is not on this machine: the plan takes the model's shape from the config"
-        )
-        model = model.model_copy(update={"path": None})
-    return hf_load.resolve_model(model)
-
-
-def planning_task(config: Config) -> Any:
-    """The task itself, where a device verifies it; for one in text, an AbstractTask.
-
-    InputError where nothing says the vocabulary of a text task.
-    """
-    if build_device_task(config.cell.task) is not None:
-        return build_task(config.cell)
-
-    vocab = hf_load.resolve_model(config.cell.model).vocab
-    if vocab is None:
-        raise InputError(
-            where="cell.model.vocab",
-            found="null and cell.task is in text: nothing says how many tokens there are",
-            fix=(
-                "Add a model's config, such as models/llama-3.1-8b-instruct, or set "
-                "cell.model.vocab."
-            ),
-        )
-    # One token ends a response, and there is no stop string; but the host may reply to the policy.
-    host_replies = find_reply(config.cell.task) is not None
-    stops = StopConditions(tokens=(0,), transitions=None, host_replies=host_replies)
-    return AbstractTask(vocab, stops)

@@ -26,7 +26,12 @@ from isojax.core.errors import DeadStart, InputError, RunFailed, is_out_of_memor
 from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
 from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
-from isojax.launch.checkpoint_plan import fit_to_disk, free_bytes, plan_checkpoints
+from isojax.launch.checkpoint_plan import (
+    CheckpointPlan,
+    fit_to_disk,
+    free_bytes,
+    plan_checkpoints,
+)
 from isojax.launch.device_budget import format_bytes
 from isojax.launch.display import Display, console, print_plan
 from isojax.launch.local.cell_devices import forecast_sweep
@@ -42,7 +47,7 @@ from isojax.launch.local.sweep_servers import describe_samplers
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, refuse_sampler_processes
 from isojax.launch.prompt_date import describe_date
-from isojax.launch.resume import print_remaining
+from isojax.launch.resume import BASE_FOLDER, print_remaining
 from isojax.launch.status_file import lost_output_recorded
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.rl.algorithm import describe_algorithm
@@ -53,7 +58,8 @@ from isojax.runs.progress_file import progress_file
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
 from isojax.tasks.turns import describe_turns
-from isojax.train.base_policy import BasePolicy
+from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy
+from isojax.train.label_settings import problems_have_labels
 from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
 from isojax.train.programs import SweepPrograms
@@ -109,10 +115,16 @@ def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
     budget = setup.device_budget
     devices = setup.cell_devices
 
-    forecast = forecast_sweep(config, cells, budget, devices) if is_dry_run else None
+    # The primary process tries the disk.
+    checkpoints = _plan_checkpoints(setup) if multiprocess.is_primary() else None
+    forecast = None
+    if is_dry_run:
+        is_labelled = (setup.folder / BASE_FOLDER / PROBLEMS_FILE).exists()
+        has_labels = is_labelled or problems_have_labels(config.cell)
+        forecast = forecast_sweep(config, cells, budget, devices, has_labels, checkpoints)
     print_plan(config, cells, setup.folder, devices.description, budget, forecast)
-    if multiprocess.is_primary():  # it tries the disk
-        console.print(_describe_checkpoints(setup), markup=False)
+    if checkpoints is not None:
+        console.print(_describe_checkpoints(checkpoints, setup), markup=False)
     console.print(describe_algorithm(config.cell.rl), markup=False)
     for line in describe_samplers(config, setup.programs[0]):
         console.print(line, markup=False)
@@ -144,18 +156,22 @@ def _with_room_for_checkpoints(setup: SweepSetup) -> SweepSetup:
     return replace(setup, config=setup.config.with_settings(run={"keep_checkpoints": kept}))
 
 
-def _describe_checkpoints(setup: SweepSetup) -> str:
-    """A line of the plan: what checkpoints take of the disk, and how long they take."""
+def _plan_checkpoints(setup: SweepSetup) -> CheckpointPlan:
+    """What checkpoints take of the disk, which is tried, and how long they take."""
     run = setup.config.run
-    plan = plan_checkpoints(
+    return plan_checkpoints(
         run,
         setup.device_budget.checkpoint_bytes(setup.config.sweep),
         runs=len(setup.cells),
         concurrent_runs=setup.cell_devices.concurrent_cells,
         folder=None if is_url(run.dir) else setup.folder,
     )
+
+
+def _describe_checkpoints(plan: CheckpointPlan, setup: SweepSetup) -> str:
+    """A line of the plan: what checkpoints take, and what is free."""
     line = plan.describe()
-    if not is_url(run.dir):
+    if not is_url(setup.config.run.dir):
         line += f"; the disk has {format_bytes(free_bytes(setup.folder))} free"
     return line
 
@@ -171,7 +187,9 @@ def rollouts_within(config: Config, seconds: float) -> int:
     # A probe trains nothing, so that it needs nothing of what `isojax spend` needs of a folder.
     grid_config = config.with_settings(sweep={"strategy": "grid"})
     with open_sweep(grid_config, cells, resume=False) as setup:
-        forecast = forecast_sweep(setup.config, cells, setup.device_budget, setup.cell_devices)
+        forecast = forecast_sweep(
+            setup.config, cells, setup.device_budget, setup.cell_devices, has_labels=True
+        )
     slowest_seconds = max(forecast.cell_seconds.values())
     return int(config.sweep.budget * seconds / slowest_seconds)
 
