@@ -72,7 +72,7 @@ def test_the_table_has_xlas_figures_and_the_planners() -> None:
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stderr.split())
     assert (
-        "8 of the 8 chips of v5e:2x4 (TPU v5 lite, 15.8 GiB each)" in printed
+        "8 of the 8 chips of v5e:2x4 (1 host, TPU v5 lite, 15.8 GiB each)" in printed
         and "Warning" not in printed
     )
     row = next(line for line in done.stderr.splitlines() if "train" in line)
@@ -261,9 +261,10 @@ def confirmed_sizes(
     ("topology", "bounds"),
     [
         ("v5e:1x1", (1, 1, 1)),
-        ("v5e:2x2", None),
-        ("v6e:2x4", None),
-        ("v4:2x2x1", None),
+        ("v5e:2x2", (2, 2, 1)),
+        ("v6e:2x4", (2, 4, 1)),
+        ("v4:2x2x1", (2, 2, 1)),
+        ("v5p:2x2x2", None),
         ("v5e", None),
         ("v5e:1xx", None),
     ],
@@ -279,9 +280,12 @@ def test_topologies_of_one_chip_and_of_one_host() -> None:
     """In a process of its own, because libtpu stays with the process that loaded it."""
     program = (
         "from isojax.launch.local.compile_for_topology import topology_devices\n"
-        "for topology in ('v5e:1x1', 'v6e:1x1', 'v5e:2x4', 'v4:2x2x1', 'v3:2x2'):\n"
+        "from isojax.launch.tpu_hosts import num_hosts\n"
+        "for topology in ('v5e:1x1', 'v6e:1x1', 'v5e:2x4', 'v4:2x2x1', 'v3:2x2', 'v5p:2x2x2',"
+        " 'v6e:4x8'):\n"
         "    devices = topology_devices(topology)\n"
-        "    print(len(devices), devices[0].device_kind, sep=': ')\n"
+        "    hosts = len({device.process_index for device in devices})\n"
+        "    print(len(devices), devices[0].device_kind, hosts, num_hosts(topology), sep=', ')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -292,12 +296,15 @@ def test_topologies_of_one_chip_and_of_one_host() -> None:
         timeout=280,
         check=True,
     )
-    assert done.stdout.split("\n")[:5] == [
-        "1: TPU v5 lite",
-        "1: TPU v6 lite",
-        "8: TPU v5 lite",
-        "4: TPU v4",  # a device is a chip of two cores, as on a TPU
-        "8: TPU v3",  # a device is a core, half a chip
+    # Devices, their kind, their hosts by libtpu, and by our table.
+    assert done.stdout.splitlines() == [
+        "1, TPU v5 lite, 1, 1",
+        "1, TPU v6 lite, 1, 1",
+        "8, TPU v5 lite, 1, 1",
+        "4, TPU v4, 1, 1",  # a device is a chip of two cores, as on a TPU
+        "8, TPU v3, 1, 1",  # a device is a core, half a chip
+        "8, TPU v5, 2, 2",
+        "32, TPU v6 lite, 8, 8",
     ]
 
 

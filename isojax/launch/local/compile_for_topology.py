@@ -7,7 +7,6 @@ finds too large is chosen again, smaller.
 """
 
 import importlib.util
-import math
 import multiprocessing
 import os
 import re
@@ -31,7 +30,6 @@ from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_size
 from isojax.launch.display import console
 from isojax.launch.local.compiled_times import compiled_times
 from isojax.launch.local.topology_plan import (
-    CHIPS_OF_A_HOST,
     AbstractTask,
     SliceDevices,
     TimedPlan,
@@ -48,6 +46,7 @@ from isojax.launch.local.topology_plan import (
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, program_times
+from isojax.launch.tpu_hosts import is_single_host, slice_shape
 from isojax.report.console import TextTable
 from isojax.rl.recipe_checks import check_algorithm
 from isojax.tasks.task import Task
@@ -105,13 +104,11 @@ def topology_devices(topology: str) -> list[Any]:
 def host_bounds(topology: str) -> tuple[int, int, int] | None:
     """The chips of a host along each axis, for libtpu; None: its own 2 x 2 x 1.
 
-    A topology of fewer chips, such as v5e:1x1 of a notebook, is a part of a host.
+    libtpu has to be told of a slice that is one host of 8 chips, or a part of a host, such as the
+    v5e:1x1 of a notebook.
     """
-    _, _, sides = topology.partition(":")
-    if not re.fullmatch(r"\d+(x\d+){1,2}", sides):
-        return None  # libtpu refuses it
-    shape = [int(side) for side in sides.split("x")]
-    if math.prod(shape) >= CHIPS_OF_A_HOST:
+    shape = slice_shape(topology)
+    if shape is None or not is_single_host(topology):  # libtpu refuses what is no slice
         return None
     x, y, z = [*shape, 1][:3]
     return x, y, z

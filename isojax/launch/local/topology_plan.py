@@ -33,6 +33,7 @@ from isojax.launch.time_estimate import (
     find_chip,
     program_times,
 )
+from isojax.launch.tpu_hosts import CHIPS_OF_A_HOST, num_hosts
 from isojax.models.describe_sizes import describe_sizes
 from isojax.models.hf import hf_load
 from isojax.rl.algorithm import describe_algorithm
@@ -43,8 +44,6 @@ from isojax.tasks.task import build_device_task, build_task
 from isojax.tasks.task_defaults import with_task_defaults
 from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.label_settings import problems_have_labels
-
-CHIPS_OF_A_HOST = 4  # as libtpu assumes
 
 
 @dataclass(frozen=True)
@@ -294,11 +293,16 @@ def does_not_fit(
 
 
 def describe_slice(plan: TopologyPlan, topology: str) -> str:
-    """A text such as "8 of the 16 chips of v5e:4x4 (TPU v5 lite, 15.8 GiB each), mesh fsdp=8"."""
+    """What a plan takes of a slice.
+
+    A text such as "8 of the 16 chips of v5e:4x4 (4 hosts, TPU v5 lite, 15.8 GiB each), mesh
+    fsdp=8".
+    """
     budget = plan.budget
+    hosts = num_hosts(topology)
     return (
         f"{budget.mesh.devices} of the {plan.devices.count} chips of {topology}"
-        f" ({plan.devices.kind}, {format_bytes(budget.device_memory)} each), mesh"
+        f" ({hosts} host{'s' * (hosts > 1)}, {plan.devices.kind}, {format_bytes(budget.device_memory)} each), mesh"
         f" {plan.config.run.mesh}"
     )
 
