@@ -7,6 +7,7 @@ error and exit code 2.
 
 import errno
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -20,6 +21,7 @@ from isojax.cli.command_files import ENDING, LazyCommand, find_commands, find_ow
 from isojax.cli.options import CommandGroup, new_app
 from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.exit_codes import ExitCode
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
 from isojax.core.tabular import nearest_names
@@ -33,7 +35,6 @@ LAUNCH = _COMMAND_OF_NAME["launch"]
 TRAIN = _COMMAND_OF_NAME["train"]
 # The error of an unknown command, option or value, which typer does not name.
 USAGE_ERROR: Any = typer.BadParameter.__base__
-INTERRUPTED = 130  # the exit code after Ctrl-C, by typer and by convention
 # Where it is set, to anything, an error that isojax did not expect ends as Python ends it.
 TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"
 # Of a path that no file can have, or that this user may not open.
@@ -148,11 +149,9 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
-    """Run a command on the words of the command line, and exit with a code.
+    """Run a command on the words of the command line, and exit with an ExitCode.
 
-    0; 2 after an InputError, as after usage errors; 1 after a failed run, or an error that isojax
-    did not expect; 130 after Ctrl-C, 143 after SIGTERM; 141 where nobody reads what a command
-    prints that is no run.
+    141 where nobody reads what a command prints that is no run.
     """
     if is_run:
         use_huge_pages()  # It may start the process once more, so it comes first.
@@ -161,11 +160,11 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     try:
         exit_code = _call(typer_app, program)
     except (InputError, RunFailed) as e:
-        _exit("error", e, 2 if isinstance(e, InputError) else 1)
+        _exit("error", e, ExitCode.REFUSED if isinstance(e, InputError) else ExitCode.FAILED)
     except Preempted as e:
-        _exit("stopped", e, 128 + e.signum)
+        _exit("stopped", f"{e} Go on by: {resume_command(program, sys.argv[1:])}", 128 + e.signum)
     except (SystemExit, KeyboardInterrupt):
-        raise  # 141, or Ctrl-C outside of the command: within it, typer makes it INTERRUPTED.
+        raise  # 141, or Ctrl-C outside of the command: within it, typer makes it 130.
     except USAGE_ERROR as e:
         e.message = shorten(e.message)
         e.show()
@@ -173,18 +172,18 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     except BaseException as e:  # The last boundary: a panic of a library in Rust is no Exception.
         # Merely to ask whether such a file exists raises an OSError.
         if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:
-            _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
+            _exit("error", f"{e}. Expected the path of a place that you may use.", ExitCode.REFUSED)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        _exit("error", _describe_unexpected(e), 1)
+        _exit("error", _describe_unexpected(e), ExitCode.FAILED)
 
-    if exit_code == INTERRUPTED:
-        _exit_at_once(is_run)
-    sys.exit(exit_code or 0)
+    if exit_code == ExitCode.INTERRUPTED:
+        _exit_at_once(program, is_run)
+    sys.exit(exit_code or ExitCode.DONE)
 
 
 def _call(typer_app: typer.Typer, program: str) -> int | None:
-    """Call the command; its exit code, which is INTERRUPTED after Ctrl-C, or None."""
+    """Call the command; its exit code, which is 130 after Ctrl-C, or None."""
     try:
         _check_words(sys.argv[1:])
         # Folders that are URLs are mirrored, and the command gets the paths of their mirrors.
@@ -196,18 +195,30 @@ def _call(typer_app: typer.Typer, program: str) -> int | None:
             sys.stdout.flush()
 
 
-def _exit_at_once(is_run: bool) -> NoReturn:
+def resume_command(program: str, words: Sequence[str]) -> str:
+    """The command that goes on with a run, to be typed as it is.
+
+    program: "isojax" or "python -m isojax.launch". words: those that began the run, all options
+    included, as only they name all its processes.
+    """
+    command = [*program.split(), *words]
+    # Labels of `isojax difficulty` go on when it is called again; it has no such option.
+    if "--resume" not in command and command[:2] != ["isojax", "difficulty"]:
+        command.append("--resume")
+    return shlex.join(command)
+
+
+def _exit_at_once(program: str, is_run: bool) -> NoReturn:
     """End after Ctrl-C, in the middle of whatever was running."""
-    # Labels of `isojax difficulty` are a run without --resume: they go on when called again.
-    can_resume = is_run and sys.argv[1:2] != ["difficulty"]
-    advice = "; a run that has begun goes on by --resume" if can_resume else ""
+    command = resume_command(program, sys.argv[1:])
+    advice = f"; a run that has begun goes on by: {command}" if is_run else ""
     print(printable(f"stopped: by Ctrl-C{advice}"), file=sys.stderr, flush=True)
 
     # sys.exit would not do: a compiled program that runs cannot be interrupted, Python's end takes
     # away what its threads inside XLA still use, and they abort the process, with a message of C++
     # and another exit code. Nothing is lost: all contexts have been left, both streams are flushed,
     # and files are written whole or not at all.
-    os._exit(INTERRUPTED)
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _describe_unexpected(error: BaseException) -> str:

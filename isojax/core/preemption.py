@@ -26,7 +26,10 @@ STARTED_AT = time.monotonic()
 
 
 class Preempted(Exception):
-    """A run has ended because a signal asked it to; its state is saved."""
+    """A run has ended because a signal or a time limit asked it to; its state is saved.
+
+    The command line prints the message, a sentence, and after it the command that goes on.
+    """
 
     def __init__(self, message: str, signum: signal.Signals = signal.SIGTERM):
         super().__init__(message)

@@ -272,9 +272,11 @@ class Watchdog:
         message = f"error: {name} {WHAT_HAPPENED[kind]}, so {consequence}. {advice}"
         print(printable(message), file=sys.stderr, flush=True)
 
-        # The parent reads this, and ends (watchdog_client.py); a stopped one cannot.
+        # The parent reads this, and ends (watchdog_client.py); a stopped one cannot. After an error
+        # of another process it ends as that one does, not as after a loss.
+        had_failed = self.first_failure is not None and self.first_failure.name == name
         with suppress(OSError):
-            print(LOST, flush=True)
+            print(FAILED if had_failed else LOST, flush=True)
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline:
             if not self._has_parent() or is_stopped(self.parent_pid):

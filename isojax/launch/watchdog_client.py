@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
+from isojax.core.exit_codes import ExitCode
 from isojax.core.terminal import printable
 from isojax.launch.watchdog import (
     BYE,
@@ -35,17 +36,18 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         port: int,
         token: str,
         listener: socket.socket | None,
-        on_peer_lost: Callable[[], None],
+        end_process: Callable[[ExitCode], None],
     ):
         """Start the watchdog, a process, and a thread that reads what it says.
 
         address, port: of process 0's watchdog. token: a secret that the run's processes share.
-        listener: in process 0, the socket at that port; None in the others. on_peer_lost: called in
-        the thread where this process has to end; the reason has been printed by then.
+        listener: in process 0, the socket at that port; None in the others. end_process: called in
+        the thread where this process has to end, with its exit code; the reason has been printed by
+        then.
         """
         host_and_pid = f"on {socket.gethostname()}, pid {os.getpid()}"
         self._name = f"process {process_id} of {num_processes} ({host_and_pid})"
-        self._on_peer_lost = on_peer_lost
+        self._end_process = end_process
         self._is_leaving = False  # whether this process has told its watchdog how it ends
 
         listener_fd = None if listener is None else listener.fileno()
@@ -73,8 +75,9 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
         others take it for the end of this process.
         """
         assert self._watchdog.stdout is not None
-        if self._watchdog.stdout.readline().strip() == LOST.encode():
-            self._on_peer_lost()
+        word = self._watchdog.stdout.readline().strip().decode()
+        if word in (LOST, FAILED):
+            self._end_process(ExitCode.PEER_LOST if word == LOST else ExitCode.FAILED)
             return
 
         code = self._watchdog.wait()
@@ -85,7 +88,7 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
             f" it ends too. {RESTART_ADVICE}"
         )
         print(printable(message), file=sys.stderr, flush=True)
-        self._on_peer_lost()
+        self._end_process(ExitCode.PEER_LOST)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Report that this process has done its part of the run, or ends by an error of any kind.

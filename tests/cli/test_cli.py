@@ -3,6 +3,7 @@ teaches."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +17,7 @@ from isojax.cli import app
 from isojax.cli.commands.recommend_command import parse_fixed_values
 from isojax.cli.formatting import parse_count, to_json_value
 from isojax.core.errors import RunFailed
+from isojax.core.exit_codes import ExitCode
 from tests.cli.conftest import Isojax, error_of, write_sweep
 from tests.refusals import refused
 
@@ -162,6 +164,18 @@ def test_every_command_is_listed_with_what_its_help_says_first(
             command.summary.rstrip(".") in opening
             and f" {command.name} {command.summary}" in listed
         )
+
+
+def test_help_and_docs_have_every_exit_code(isojax: Isojax) -> None:
+    """The same ones, and no others; 137 is of the kill that no process survives."""
+    codes = {str(code.value) for code in ExitCode}
+    _, help_text, _ = isojax("launch", "--help")
+    _, _, listed = help_text.partition("Exit codes")
+    assert set(re.findall(r"^ +(\d+) ", listed, re.M)) == codes
+    page = (Path(__file__).parents[2] / "docs/faults.md").read_text()
+    _, _, table = page.partition("| exit code |")
+    rows = re.findall(r"^\| (\d+) \|", table, re.M)
+    assert set(rows) == codes | {"137"}
 
 
 @pytest.mark.slow

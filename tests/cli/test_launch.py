@@ -18,6 +18,7 @@ from isojax.cli import app
 from isojax.core.config import Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import EvalPoint, Leg, RunRecord, Spending
+from isojax.core.preemption import Preempted
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
@@ -274,13 +275,36 @@ def test_ctrl_c_leaves_at_once_with_all_that_was_printed(
     )
     code, _, err = isojax("launch", "quickstart")
     assert code == 130 and left == [(130, b"half a line")]
-    assert err.endswith("stopped: by Ctrl-C; a run that has begun goes on by --resume\n")
+    assert err.endswith(
+        "stopped: by Ctrl-C; a run that has begun goes on by: isojax launch quickstart --resume\n"
+    )
     # by Python's own end
     assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1
     labels = SimpleNamespace(label_difficulty=launch)
     monkeypatch.setitem(sys.modules, "isojax.launch.local.difficulty_run", labels)
     code, _, err = isojax("difficulty", "quickstart")  # has no --resume: called again it goes on
-    assert code == 130 and err.endswith("stopped: by Ctrl-C\n")
+    assert code == 130 and err.endswith("goes on by: isojax difficulty quickstart\n")
+
+
+def test_after_sigterm_the_whole_command_to_go_on_is_printed(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was typed, as only its words name all processes of a run; 143 is the exit code."""
+
+    def launch(*_: Any) -> Path:
+        raise Preempted("runs/mine was asked to end (SIGTERM).")
+
+    monkeypatch.setitem(
+        sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch)
+    )
+    words = ["quickstart", "name=mine", "sweep.n=[2,4]", "--mesh", "data=2"]
+    began = "isojax launch quickstart name=mine 'sweep.n=[2,4]' --mesh data=2"
+    stopped = "stopped: runs/mine was asked to end (SIGTERM). Go on by:"
+    assert isojax("launch", *words) == (143, "", f"{stopped} {began} --resume\n")
+    assert isojax("launch", *words, "--resume") == (143, "", f"{stopped} {began} --resume\n")
+
+    _, _, err = isojax(*words, main=partial(app.main_module, app.LAUNCH))
+    assert err.endswith(f"python -m {began.replace(' ', '.', 1)} --resume\n")
 
 
 def test_the_config_of_a_run_of_spend_keeps_its_name(

@@ -4,16 +4,18 @@ happened, loses nothing that was recorded, and goes on to the bits of a run that
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.command_line import SECONDS, Fork, Isojax, Nursery
+from tests.e2e.command_line import SCRIPT, SECONDS, Fork, Isojax, Nursery
 from tests.e2e.test_text import FLAGS, prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
@@ -162,8 +164,8 @@ def test_killed_between_the_last_point_and_the_last_state(isojax: Isojax, unbrok
 
 
 def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> None:
-    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and with
-    which word to go on.
+    """SIGTERM when the ledger has so many lines: the process says that its state is saved, and the
+    whole command to go on.
     """
     with process:
         last = time.monotonic() + SECONDS
@@ -173,9 +175,11 @@ def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> 
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 143 and "Traceback" not in err, err
-    assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith(
-        "have saved their state. Go on by --resume."
-    ), err
+    said, found, command = err.splitlines()[-1].partition("have saved their state. Go on by: ")
+    assert said.startswith("stopped: ") and found, err
+    began = [word for word in process.args if word not in (sys.executable, "-c", SCRIPT)]
+    resume = [] if "--resume" in began else ["--resume"]
+    assert shlex.split(command) == ["isojax", *began, *resume], err
 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -175,8 +176,9 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
         driver.send_signal(signal.SIGINT)
         _, err = driver.communicate(timeout=SECONDS)
     assert driver.returncode == 130 and "Traceback" not in err, err
+    go_on = shlex.join(["python", "-m", *words, "--resume"])
     assert err.splitlines()[-1].startswith("stopped: ") and err.splitlines()[-1].endswith(
-        "saved their state. Go on by --resume."
+        f"saved their state. Go on by: {go_on}"
     ), err
     done = isojax(*words, "--resume", **QUIET, **home, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

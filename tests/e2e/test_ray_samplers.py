@@ -79,7 +79,7 @@ def test_processes_that_sample_ahead(isojax: Isojax) -> None:
         wait(lambda: len(rows(location, "ahead")) > 6 or driver.poll() is not None)
         driver.send_signal(signal.SIGINT)
         _, err = driver.communicate(timeout=SECONDS)
-    assert driver.returncode == 130 and "saved their state. Go on by --resume." in err, err
+    assert driver.returncode == 130 and "saved their state. Go on by: python -m" in err, err
     again = location(*ahead, "--resume", **ONE_DEVICE)
     assert again.returncode == 0 and "was lost" not in again.stderr, again.stderr
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]

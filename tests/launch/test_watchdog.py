@@ -36,7 +36,7 @@ import os, socket, sys, time
 from isojax.launch.watchdog_client import WatchdogClient
 process, port = int(sys.argv[1]), int(sys.argv[2])
 listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
-leave = (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1))
+leave = (lambda code: None) if sys.argv[4] == "deaf" else os._exit
 watch = WatchdogClient(process, 3, "127.0.0.1", port, "run-secret", listener, leave)
 listener and listener.close()
 print(watch._watchdog.pid, flush=True)
@@ -114,7 +114,8 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
     name it."""
     with Run(tmp_path) as run:
         run.members[dead].send_signal(signal.SIGKILL)
-        assert [code for i, code in enumerate(run.codes(5)) if i != dead] == [1, 1]
+        # 75, not 1: nothing is wrong with the run, which goes on by --resume
+        assert [code for i, code in enumerate(run.codes(5)) if i != dead] == [75, 75]
         pid, host = run.members[dead].pid, socket.gethostname()
         for i in {0, 1, 2} - {dead}:
             assert run.said(i).startswith(
@@ -168,8 +169,8 @@ def test_silence_ends_all(tmp_path: Path) -> None:
         assert [member.poll() for member in going_on] == [None] * 7
 
         by_its_watchdog = -signal.SIGKILL
-        assert [member.wait(12) for member in frozen.members[1:]] == [1, 1]
-        assert stopped.codes(5) == [1, by_its_watchdog, 1] and cut_off.codes(5) == [1, 1]
+        assert [member.wait(12) for member in frozen.members[1:]] == [75, 75]
+        assert stopped.codes(5) == [75, by_its_watchdog, 75] and cut_off.codes(5) == [75, 75]
         assert time.monotonic() - began < 30
 
         gave_no_sign = "gave no sign for 20 seconds"
@@ -194,7 +195,7 @@ def test_the_death_of_a_watchdog_ends_all(tmp_path: Path, dead: int) -> None:
     """Also the process that it watched, which says so."""
     with Run(tmp_path) as run:
         os.kill(run.watchdogs[dead], signal.SIGKILL)
-        assert run.codes(5) == [1, 1, 1]
+        assert run.codes(5) == [75, 75, 75]
         pid = run.members[dead].pid
         assert run.said(dead).startswith(
             f"error: the watchdog of process {dead} of 3 (on {socket.gethostname()}, pid"
@@ -215,7 +216,8 @@ def test_a_good_end_is_no_death(tmp_path: Path) -> None:
 
 
 def test_an_error_of_all_is_reported_once_by_each(tmp_path: Path) -> None:
-    """Processes that fail alike have the time to; one that does not fail is ended."""
+    """Processes that fail alike have the time to; one that does not fail is ended, with code 1: a
+    start once more would fail as well."""
     with Run(tmp_path) as run:
         for i in range(3):
             run.tell(i, "failed")
@@ -289,9 +291,8 @@ def test_strangers_are_dropped_and_change_nothing(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):  # all are there: nothing listens any more
             connect(run.port)
         late.close()
-        assert run.codes(GRACE_SECONDS + 5) == [1, 1] and "process 2 of 3 (late) ended" in run.said(
-            0
-        )
+        assert run.codes(GRACE_SECONDS + 5) == [75, 75]
+        assert "process 2 of 3 (late) ended" in run.said(0)
         for connection in (*strangers, *flood):
             connection.close()
 

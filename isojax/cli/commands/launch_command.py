@@ -70,6 +70,15 @@ def launch(
       on every host of a TPU pod, or by srun: docs/hosts.md
       isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4\
    runs on TPU slices: docs/clusters.md
+
+    \b
+    Exit codes (docs/faults.md)
+      0    all runs are done
+      1    a run failed, or an error
+      2    refused, before any work
+      75   another process of the run was lost: start all again with --resume
+      130  Ctrl-C: go on by --resume
+      143  SIGTERM or run.time_limit; the state is saved: go on by --resume
     """
     # What takes seconds to import, SciPy and jax, is imported where it is used: a refusal is quick.
     config = options.read_config(words, mesh, "quickstart", ray)

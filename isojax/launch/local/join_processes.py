@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 
 from isojax.core.errors import InputError
+from isojax.core.exit_codes import ExitCode
 from isojax.core.machine import network_id
 from isojax.distributed import multiprocess
 from isojax.distributed.coordination import coordinator_address
@@ -124,15 +125,15 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
         endpoint.port,
         endpoint.token,
         listener,
-        on_peer_lost=end_process,
+        end_process=end_process,
     )
     if listener is not None:
         listener.close()  # the watchdog has its own copy
     return watchdog
 
 
-def end_process() -> None:
-    """End this process at once, as another is lost.
+def end_process(code: ExitCode) -> None:
+    """End this process at once, as another is lost, or has failed.
 
     Process 0 is the last: where its coordination service is gone, JAX aborts the others with lines
     that JAX prints, before their watchdogs can say what has happened.
@@ -143,7 +144,7 @@ def end_process() -> None:
     # The watchdog's thread calls this, while the main thread most likely waits in XLA for the lost
     # process, for ever: neither an exception nor a signal's handler is reached there, and sys.exit
     # would end this thread alone. What a regular exit runs, jax.distributed's shutdown, waits too.
-    os._exit(1)
+    os._exit(code)
 
 
 def _narrow_bind_address(coordinator: str) -> str | None:

@@ -215,7 +215,7 @@ def _run_cells(setup: SweepSetup) -> None:
             if preemption.REQUESTED.is_set() and jax.process_count() == 1:
                 raise preemption.Preempted(
                     f"{setup.folder} was asked to end ({preemption.describe_request()}) before the"
-                    " first update. Go on by --resume."
+                    " first update."
                 )
 
         base_policy = setup.prepare(show_preparation, display.show_verifier_failure)
@@ -295,8 +295,7 @@ def train_cells(
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise preemption.Preempted(
             f"{setup.folder} was asked to end ({preemption.describe_request()});"
-            f" {len(preemptions)} runs in training have saved their state{before}. Go on by"
-            " --resume."
+            f" {len(preemptions)} runs in training have saved their state{before}."
         )
     return failures
 

@@ -223,8 +223,7 @@ class RayScheduler:
             all_saved = await self._save_cells()
             saved = "saved their state" if all_saved else "not all saved their state"
             raise preemption.Preempted(
-                f"{self.folder} was asked to end; the runs in training have {saved}. Go on by"
-                " --resume.",
+                f"{self.folder} was asked to end; the runs in training have {saved}.",
                 signum,
             )
 
