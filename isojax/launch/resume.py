@@ -19,6 +19,7 @@ from isojax.launch.sweep_status import CONFIG_FILE, read_sweep_status, resume_co
 # In a sweep's folder: its base policy and problems; what the processes of a Ray cluster print.
 BASE_FOLDER = "base"
 LOGS_FOLDER = "logs"
+STARTS_FILE = "starts.json"  # of idle_starts.py, written before anything else
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
@@ -48,7 +49,7 @@ def holds_run(folder: Path, resume: bool) -> bool:
         raise write_error(folder, e) from e
 
     # Nothing, or what a kill left before the first cell.
-    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:
+    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE, STARTS_FILE}:
         return False
 
     if not resume:

@@ -265,6 +265,9 @@ class RunConfig(Section):
     # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and
     # a save. Null: no limit.
     time_limit: Text | None = None
+    # After so many starts in a row that recorded nothing, a sweep is refused: for a script that
+    # starts it again after every preemption, and pays for each start. Null: no limit.
+    max_idle_starts: PositiveInt | None = None
     # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU
     # divides what the machine (or its cgroup) has by the devices in use.
     device_memory: PositiveFloat | None = None

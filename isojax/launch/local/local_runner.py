@@ -34,6 +34,7 @@ from isojax.launch.checkpoint_plan import (
 )
 from isojax.launch.device_budget import format_bytes
 from isojax.launch.display import Display, console, print_plan
+from isojax.launch.idle_starts import count_start
 from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
@@ -101,6 +102,8 @@ def launch(
                         stack.enter_context(exclusive_lock(setup.folder))
                         stack.enter_context(lost_output_recorded(setup.folder))
                     check_shared_folder(setup.folder)
+                    limit = config.run.max_idle_starts
+                    multiprocess.run_on_primary(lambda: count_start(setup.folder, limit), None)
                     _run_cells(setup)
         return setup.folder if is_primary else None
 

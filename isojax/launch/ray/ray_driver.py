@@ -22,6 +22,7 @@ from isojax.core.registry import import_extra
 from isojax.core.terminal import note, warn
 from isojax.launch import strategy
 from isojax.launch.display import Display, print_cells, print_line
+from isojax.launch.idle_starts import count_start
 from isojax.launch.packing.pack_file import pack_bytes
 from isojax.launch.packing.pack_plan import plan_pack, with_host_paths_in
 from isojax.launch.planner import plan_cells
@@ -115,6 +116,7 @@ def launch(
                 preemption.end_after(config.run.time_limit_seconds),
                 preemption.handle_sigterm(),
             ):
+                count_start(folder, config.run.max_idle_starts)
                 pack = None
                 if plan is not None:
                     pack = ray.put(pack_bytes(plan))
