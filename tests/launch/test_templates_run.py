@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from isojax import __version__
+from isojax.launch.tpu_hosts import num_hosts
 from tests.launch.command_flags import TOOLS, check_call, recorded
 from tests.launch.templates import LAUNCH, ROOT, check_command
 
@@ -37,7 +38,16 @@ STAND_INS = {
         case $* in *--block*) {HOLD} ;;
         status*) tr '\\037' ' ' < "$ASKED" | grep -q 'start --head' && note ray answered ;;
         esac\n""",
+    # Where ENDS is set, its next word is how a sweep ends: CODE:STATE, with the slice's state after
+    # it; `stopped` is that of tpu_pod.sh's stop.
     "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+        note cache "$JAX_COMPILATION_CACHE_DIR"
+        if [ -n "$ENDS" ] && [ "$HOST" = 7 ] && [[ $* == launch* && $* != *--dry-run* ]]; then
+            [ -e ends ] || tr ' ' '\n' <<<"$ENDS" >ends
+            read -r end <ends; sed -i 1d ends
+            case $end in *:stopped) touch .isojax/stopped ;; *) echo "${{end#*:}}" >state ;; esac
+            exit "${{end%:*}}"
+        fi
         until [ "$(tr '\\036' '\\n' < "$ASKED" | grep -c 'ray.up')" -ge "$NODES" ]
         do sleep 0.05; done
         if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
@@ -46,9 +56,10 @@ STAND_INS = {
         *networkEndpoints*) echo 10.0.0.7 ;;
         *state.state*)
             tr '\\037' ' ' < "$ASKED" | grep -q 'queued-resources create' && echo ACTIVE ;;
-        *) [ -n "$STATE" ] && echo "$STATE" ;; esac
+        *) if [ -e state ]; then cat state; else [ -n "$STATE" ] && echo "$STATE"; fi ;; esac
         exit; }
-    [[ $* != *" create "* ]] || exit "${FAILS:-0}"
+    [[ $* != *" delete "* ]] || rm -f state
+    [[ $* != *" create "* ]] || { [ -z "$ENDS" ] || echo READY >state; exit "${FAILS:-0}"; }
     [[ $* == *" ssh "* ]] || exit 0
     for last; do :; done
     for HOST in 7 8; do
@@ -57,7 +68,8 @@ STAND_INS = {
     "hostname": 'echo "10.0.0.$HOST 172.17.0.1"\n',
     "mountpoint": "exit 1\n",
     "pgrep": "exit 1\n",
-    **dict.fromkeys(("pkill", "sudo", "python", "python3"), ""),
+    "lsb_release": "echo jammy\n",
+    **dict.fromkeys(("pkill", "sudo", "python", "python3", "curl"), ""),
 }
 
 
@@ -98,6 +110,8 @@ class Stage:
             **specific,
             "LASTS": "",
             "FAILS": "",
+            "ENDS": "",
+            "POLL": "0",
             "STATE": "",
             "NODES": "0",
         }
@@ -282,7 +296,7 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
     )
     for line in (
         r"slice +isojax in us-east5-a",
-        r"type +v5p:2x2x2, 8 chips \(v5p-16, software v2-alpha-tpuv5\)",
+        r"type +v5p:2x2x2, 8 chips on 2 hosts \(v5p-16, software v2-alpha-tpuv5\)",
         r"terms +on demand; from the queue",
         r"cost +9.60 an hour, 230 a day",
         (
@@ -417,11 +431,9 @@ def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
     stage.run("tpu_pod.sh", "status", "my")
     assert stage.asked("isojax", "status") == [("7", ["isojax", "status", "/mnt/runs/my"])]
     assert "costs as long as it exists" in stage.run("tpu_pod.sh", "stop")
-    assert (
-        [host for host, _ in stage.asked("pkill", "-TERM")]
-        == ["7", "8"]
-        == [host for host, _ in stage.asked("ray", "stop")]
-    )
+    assert [host for host, _ in stage.asked("ray", "stop")] == ["7", "8"]
+    # before the sweep begins too, as one may be left of a connection that broke
+    assert [host for host, _ in stage.asked("pkill", "-TERM")] == ["7", "8", "7", "8"]
     assert "expected --yes" in stage.run("tpu_pod.sh", "down", code=2)
     assert not stage.asked("gcloud", "compute", "tpus", "queued-resources", "delete")
     said = stage.run("tpu_pod.sh", "down", "--yes", NFS="10.0.0.2:/runs")
@@ -448,6 +460,158 @@ def test_down_deletes_what_is_there(stage: Stage) -> None:
     assert "nothing was deleted" in stage.run("tpu_pod.sh", "down", "--yes", code=1)
 
 
+def until_done(stage: Stage, *words: str, code: int = 0, **environment: str) -> str:
+    """`run my.yaml --until-done` with its runs on a share, with a yes, and a wheel's name to
+    install."""
+    settings = {"NFS": "10.0.0.2:/runs", "ISOJAX": "isojax"} | environment
+    return stage.run(
+        "tpu_pod.sh", "run", "my.yaml", "--until-done", "--yes", *words, code=code, **settings
+    )
+
+
+def slices(stage: Stage) -> list[str]:
+    """What was done to slices: create and delete, in this order."""
+    verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
+    return [verb for verb in verbs if verb in ("create", "delete")]
+
+
+def test_a_sweep_goes_on_after_preemptions_until_it_is_done(stage: Stage) -> None:
+    """Preempted twice: by a connection that breaks, and by another process that is lost."""
+    said = until_done(stage, "--down", ENDS="255:PREEMPTED 75:PREEMPTED 0:READY")
+    assert slices(stage) == ["create", "delete"] * 3
+    launches = [words for host, words in on_hosts(stage) if host == "7"]
+    assert len(launches) == 3
+    for words in launches:
+        config = check_command(words)
+        assert config is not None and config.run.max_idle_starts == 3 and "--resume" in words
+    assert len(stage.asked("isojax", "launch")) - len(on_hosts(stage)) == 1  # checked here once
+    assert re.findall(r"exit code (\d+), the slice is (\w+): (.*)", said) == [
+        ("255", "PREEMPTED", "going on"),
+        ("75", "PREEMPTED", "going on"),
+        ("0", "READY", "the sweep is done"),
+    ]
+    assert "costs as long as it exists" not in said
+
+
+def test_the_slice_stays_where_only_the_sweep_ended(stage: Stage) -> None:
+    """By a signal, the time limit, or a connection that broke; and without --down at the end."""
+    said = until_done(stage, ENDS="143:READY 255:READY 137:READY 0:READY")
+    assert slices(stage) == ["create"]
+    assert len([host for host, _ in on_hosts(stage) if host == "7"]) == 4
+    assert said.count("costs as long as it exists") == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "says"), [("1:READY", 1, "failed"), ("2:READY", 2, "refused")]
+)
+def test_what_would_fail_again_is_not_tried_again(
+    ends: str, code: int, says: str, stage: Stage
+) -> None:
+    said = until_done(stage, "--down", code=code, ENDS=f"{ends} 0:READY")
+    assert slices(stage) == ["create", "delete"] and len(on_hosts(stage)) == 1
+    assert f"exit code {code}, the slice is READY: {says}, for the reason above" in said
+
+
+def test_a_failure_on_a_slice_that_is_preempted_is_no_failure(stage: Stage) -> None:
+    until_done(stage, ENDS="1:PREEMPTED 0:READY")
+    assert slices(stage) == ["create", "delete", "create"]
+
+
+def test_a_config_that_is_refused_here_creates_nothing_until_done_either(stage: Stage) -> None:
+    until_done(stage, code=2, FAILS="2", ENDS="0:READY")
+    assert not slices(stage) and not on_hosts(stage)
+
+
+def test_attempts_that_get_no_slice_have_an_end(stage: Stage) -> None:
+    said = until_done(stage, code=1, FAILS="1", CHECK="0")
+    assert slices(stage) == ["create"] * 3 and not on_hosts(stage)
+    assert "no slice could be prepared in 3 attempts" in said
+
+
+def test_stop_ends_the_attempts_too_and_keeps_the_slice(stage: Stage) -> None:
+    said = until_done(stage, "--down", code=143, ENDS="143:stopped 0:READY")
+    assert slices(stage) == ["create"] and "ended by:" in said
+    # the mark of the one does not end the next
+    until_done(stage, ENDS="143:READY 0:READY")
+    stage.run("tpu_pod.sh", "stop")
+    assert (stage.folder / ".isojax/stopped").exists()
+
+
+def test_ray_goes_on_too(stage: Stage) -> None:
+    stage.run(
+        "tpu_pod.sh",
+        "ray",
+        "my.yaml",
+        "--until-done",
+        "--down",
+        "--yes",
+        NFS="10.0.0.2:/runs",
+        ISOJAX="isojax",
+        ENDS="143:PREEMPTED 0:READY",
+    )
+    assert slices(stage) == ["create", "delete"] * 2
+    heads = [words for _, words in stage.asked("ray", "start") if "--head" in words]
+    assert len(heads) == 2 and len(on_hosts(stage)) == 2
+
+
+def test_what_is_said_of_a_new_slice_reaches_gcloud(stage: Stage) -> None:
+    given = {
+        "SERVICE_ACCOUNT": "runs@project.iam.gserviceaccount.com",
+        "SCOPES": "cloud-platform",
+        "RESERVED": "1",
+        "FLAGS": "--internal-ips --labels=team=rl",
+    }
+    flags = {
+        "--service-account=runs@project.iam.gserviceaccount.com",
+        "--scopes=cloud-platform",
+        "--reserved",
+        "--internal-ips",
+        "--labels=team=rl",
+    }
+    small = {"SLICE": "v5e:2x4", "ISOJAX": "isojax"}
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", **given, **small)
+    ((_, create),) = stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
+    assert flags <= set(create)
+
+    queued = {"QUEUED": "1", "VALID_FOR": "6h"}
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", **given, **small, **queued)
+    ((_, create),) = stage.asked("gcloud", "compute", "tpus", "queued-resources", "create")
+    assert {*flags, "--valid-until-duration=6h"} <= set(create)
+
+
+def test_a_bucket_is_mounted_on_every_host_and_keeps_compiled_programs(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", BUCKET="mine", RUNS="", ISOJAX="isojax")
+    mounts = stage.asked("sudo", "gcsfuse")
+    assert [(host, words[-2:]) for host, words in mounts] == [
+        (host, ["mine", "/mnt/runs"]) for host in "78"
+    ]
+    assert len(on_hosts(stage)) == 2
+    for host, words in on_hosts(stage):
+        config = check_command(words)
+        assert config is not None and config.run.dir == "/mnt/runs"
+        assert (host, ["cache", "/mnt/runs/.xla"]) in stage.asked("cache")
+
+
+@pytest.mark.skipif(not HAS_COMMIT, reason="no git checkout")
+def test_a_bucket_without_a_mount_is_passed_on(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", RUNS="gs://mine/runs")
+    assert not stage.asked("sudo")
+    assert len(on_hosts(stage)) == 2
+    for host, words in on_hosts(stage):
+        config = check_command(words)
+        assert config is not None and config.run.dir == "gs://mine/runs"
+        assert (host, ["cache", "gs://mine/runs/.xla"]) in stage.asked("cache")
+    installs = [words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")]
+    assert all(text.startswith("isojax[ray,tpu,verify,gcs] @") for text in installs)
+
+
+def test_the_script_counts_hosts_as_isojax_does(stage: Stage) -> None:
+    for topology in ("v4:2x2x1", "v4:2x2x2", "v5e:2x4", "v5e:4x4", "v5p:2x2x2", "v6e:4x8"):
+        said = stage.run("tpu_pod.sh", "plan", SLICE=topology)
+        match = re.search(r"chips on (\d+) hosts? ", said)
+        assert match and int(match[1]) == num_hosts(topology), topology
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "code", "says"),
     [
@@ -459,7 +623,23 @@ def test_down_deletes_what_is_there(stage: Stage) -> None:
         (["plan"], {"SLICE": "v5e:16"}, 2, "expected a shape such as 4x4"),
         (["plan"], {"PRICE": "cheap"}, 2, "given PRICE=cheap, expected a number"),
         (["plan"], {"SPOT": "no"}, 2, "SPOT=no"),
+        (["plan"], {"VALID_FOR": "6h"}, 2, "given VALID_FOR=6h without QUEUED=1"),
+        (["plan"], {"NFS": "10.0.0.2:/runs", "BUCKET": "mine"}, 2, "expected one of them"),
         (["run", "my.yaml", "--yes"], {}, 2, "given no NFS, and v5e:4x4 has several hosts"),
+        (
+            ["run", "my.yaml", "--yes"],
+            {"SLICE": "v5p:2x2x2"},
+            2,
+            "given no NFS, and v5p:2x2x2 has several hosts",
+        ),
+        (["run", "my.yaml", "--down"], {}, 2, "given --down without --until-done"),
+        (
+            ["run", "my.yaml", "--until-done"],
+            {"SLICE": "v5e:2x4"},
+            2,
+            "given --until-done without NFS or BUCKET",
+        ),
+        (["status", "my", "--until-done"], {}, 2, "launch/tpu_pod.sh run my.yaml"),
         (["run", "my.yaml"], {"STATE": "PREEMPTED"}, 1, "down"),
     ],
 )
