@@ -41,6 +41,7 @@ before the job, in a folder that all nodes see: python3 -m venv $VENV && $VENV/b
     exit 2
 fi
 export PATH=$VENV/bin:$PATH
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$RUNS/.xla} # compiled programs, which the next job finds there
 
 # Runs a command to its end; the SIGTERM that SLURM sends before the time is over reaches it.
 heed() {

@@ -23,11 +23,14 @@ from isojax import __version__
 from isojax.cli.app import COMMANDS
 from isojax.cli.options import read_config
 from isojax.core.config import Config
+from isojax.launch.tpu_hosts import num_hosts
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 WHEEL = f"dist/isojax-{__version__}-py3-none-any.whl"
 KUBERNETES = "1.31"  # the oldest that GKE offers
+GKE_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+GKE_TPUS = {"tpu-v5-lite-podslice": "v5e", "tpu-v6e-slice": "v6e"}  # and our names
 # Of the TPU API's Node and Compute Engine's Instance, the fields that a node type may set; Ray's
 # own schema leaves them open.
 TPU_NODE = {
@@ -131,10 +134,15 @@ def _check_group(group: dict[str, Any], pod: dict[str, Any]) -> None:
         volume["name"] for volume in pod["volumes"]
     }:
         raise ValueError(f"no such volumes: {missing}")
-    topology = pod.get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology")
     chips = int(container["resources"]["limits"].get("google.com/tpu", 0))
-    if topology and prod(map(int, topology.split("x"))) != group["numOfHosts"] * chips:
-        raise ValueError(f"{group['numOfHosts']} hosts of {chips} chips are no slice of {topology}")
+    if not chips:
+        return
+    selector = pod["nodeSelector"]
+    topology = selector["cloud.google.com/gke-tpu-topology"]
+    hosts = group["numOfHosts"]
+    expected_hosts = num_hosts(f"{GKE_TPUS[selector[GKE_ACCELERATOR]]}:{topology}")
+    if hosts != expected_hosts or prod(map(int, topology.split("x"))) != hosts * chips:
+        raise ValueError(f"{hosts} hosts of {chips} chips are no slice of {topology}")
 
 
 def commands(text: str) -> list[list[str]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from isojax.launch.local.join_processes import check_even_devices
+from isojax.launch.local.join_processes import check_even_devices, check_shared_folder
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, parse_process_group
+from isojax.runs.storage import exclusive_lock
 from tests.refusals import refused
 
 
@@ -57,3 +60,13 @@ def test_as_many_devices_in_each() -> None:
     check_even_devices([0, 0, 1, 1])
     with refused():
         check_even_devices([0, 1, 0, 0])
+
+
+def test_locks_that_do_not_hold_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with exclusive_lock(tmp_path):
+        check_shared_folder(tmp_path)
+    assert capsys.readouterr().err == ""
+    check_shared_folder(tmp_path)  # as on another host, which does not see process 0's lock
+    assert "warning: " in (err := capsys.readouterr().err) and "locks do not hold" in err

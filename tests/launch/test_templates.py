@@ -14,7 +14,10 @@ import pytest
 import yaml
 
 from isojax.distributed.mesh_spec import parse_mesh
+from isojax.launch.tpu_hosts import num_hosts
 from tests.launch.templates import (
+    GKE_ACCELERATOR,
+    GKE_TPUS,
     LAUNCH,
     ROOT,
     check_command,
@@ -73,7 +76,7 @@ MISTAKES = {
     ),
     "a group without a name": (
         "gke_kuberay.yaml",
-        "- groupName: tpu\n        replicas",
+        "- groupName: tpu-v5e\n        replicas",
         "- replicas",
         "groupName",
     ),
@@ -172,20 +175,40 @@ def test_a_wrong_command_is_found(
         check_command(words)
 
 
-def test_the_group_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> None:
-    sweep, _, job = yaml.safe_load_all((LAUNCH / "gke_kuberay.yaml").read_text())
+@pytest.mark.parametrize("kind", ["v5e", "v6e"])
+@pytest.mark.parametrize("topology", ["4x4", "4x8"])
+def test_gkes_sweep_for_either_generation_is_one_of_its_groups(
+    kind: str, topology: str, tmp_path: Path
+) -> None:
+    """Edited in the lines that are marked, for slices of v5e or v6e, of 16 chips or of 32."""
+    chips = prod(map(int, topology.split("x")))
+    replacements = {
+        "v5e:4x4": f"{kind}:{topology}",
+        "fsdp=16": f"fsdp={chips}",
+        "gke-tpu-topology: 4x4": f"gke-tpu-topology: {topology}",
+        "numOfHosts: 4": f"numOfHosts: {num_hosts(f'{kind}:{topology}')}",
+    }
+    lines = (LAUNCH / "gke_kuberay.yaml").read_text().splitlines()
+    for old, new in replacements.items():
+        lines = [line.replace(old, new) if "# edit" in line else line for line in lines]
+    text = "\n".join(lines)
+    check_kubernetes(text)
+
+    sweep, _, job = yaml.safe_load_all(text)
     (tmp_path / "sweep.yaml").write_text(sweep["data"]["sweep.yaml"])
     config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])
-    assert config is not None and config.run.process_group.tpu is not None
-    _, _, topology = config.run.process_group.tpu.partition(":")
-    group = next(
-        g for g in job["spec"]["rayClusterSpec"]["workerGroupSpecs"] if g["groupName"] == "tpu"
-    )
-    chips = prod(map(int, topology.split("x")))
-    assert (
-        group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
-    )
+    assert config is not None and config.run.process_group.tpu == f"{kind}:{topology}"
     assert parse_mesh(config.run.mesh, chips).devices == chips
+
+    groups = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (group,) = (group for group in groups if group["groupName"] == f"tpu-{kind}")
+    pod = group["template"]["spec"]
+    assert GKE_TPUS[pod["nodeSelector"][GKE_ACCELERATOR]] == kind
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    # which runs of several slices read, too
+    (variable,) = pod["containers"][0]["env"]
+    assert variable["name"] == "JAX_COMPILATION_CACHE_DIR"
+    assert variable["value"].startswith(config.run.dir)
 
 
 @pytest.mark.parametrize("name", CHECKS)

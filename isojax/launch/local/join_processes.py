@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +16,13 @@ import jax
 from isojax.core.errors import InputError
 from isojax.core.exit_codes import ExitCode
 from isojax.core.machine import network_id
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.distributed.coordination import coordinator_address
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.watchdog_client import WatchdogClient
+from isojax.runs.folder_check import is_whole, trial_folder
+from isojax.runs.storage import is_locked
 
 # Seconds:
 JOIN_TIMEOUT = 120  # within which all processes must have started
@@ -202,25 +205,21 @@ def check_even_devices(device_owners: Sequence[int]) -> None:
 
 
 def check_shared_folder(folder: Path) -> None:
-    """InputError where the processes of a run do not see one and the same folder.
+    """InputError where the disk of a folder cannot keep a run, or processes see other folders.
 
-    Every process must call this, as they wait for each other.
+    A warning where locks do not hold. Process 0 holds the folder's lock. Every process must call
+    this, as they wait for each other.
     """
-    if not multiprocess.is_multiprocess():
-        return
+    with ExitStack() as stack:
+        # By its name, as hosts may have mounted the disk at different places.
+        trial_name = multiprocess.run_on_primary(
+            lambda: stack.enter_context(trial_folder(folder)).name, str
+        )
+        sees_trial = multiprocess.allgather(is_whole(folder / trial_name), bool)
+        sees_lock = multiprocess.allgather(is_locked(folder), bool)
+        multiprocess.barrier("all have looked at the trial")
 
-    # Process 0 writes a file that nobody can have by chance, and all look for it.
-    mark_file = folder / ".shared"
-    token = multiprocess.broadcast(os.urandom(8).hex(), str)
-    if multiprocess.is_primary():
-        mark_file.write_text(token)
-    multiprocess.barrier("the mark file is written")
-    sees_mark = multiprocess.allgather(mark_file.exists() and mark_file.read_text() == token, bool)
-    multiprocess.barrier("the mark file has been read")
-    if multiprocess.is_primary():
-        mark_file.unlink()
-
-    blind_processes = [str(i) for i, sees in enumerate(sees_mark) if not sees]
+    blind_processes = [str(i) for i, sees in enumerate(sees_trial) if not sees]
     if blind_processes:
         raise InputError(
             where="run.dir",
@@ -229,4 +228,9 @@ def check_shared_folder(folder: Path) -> None:
             ),
             expected="a folder that all hosts share (NFS, a mounted bucket)",
             fix="Choose one by run.dir=FOLDER.",
+        )
+    if multiprocess.is_primary() and not all(sees_lock):
+        warn(
+            f"{folder} is on a disk whose locks do not hold, such as a mounted bucket: nothing"
+            " refuses a second launch that writes there. See to it that there is one at a time."
         )

@@ -33,6 +33,7 @@ from isojax.launch.ray.checkpoint_room import plan_room
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import BASE_FOLDER, holds_run, print_remaining
+from isojax.runs.folder_check import trial_folder
 from isojax.runs.mirror import working_folder
 from isojax.runs.storage import error_summary, exclusive_lock, run_in_thread
 from isojax.tasks.context_limit import describe_excess
@@ -116,7 +117,8 @@ def launch(
                 preemption.end_after(config.run.time_limit_seconds),
                 preemption.handle_sigterm(),
             ):
-                count_start(folder, config.run.max_idle_starts)
+                with trial_folder(folder):  # for its InputError
+                    count_start(folder, config.run.max_idle_starts)
                 pack = None
                 if plan is not None:
                     pack = ray.put(pack_bytes(plan))
