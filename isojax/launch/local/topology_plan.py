@@ -300,9 +300,10 @@ def describe_slice(plan: TopologyPlan, topology: str) -> str:
     """
     budget = plan.budget
     hosts = num_hosts(topology)
+    memory = format_bytes(budget.device_memory)
     return (
         f"{budget.mesh.devices} of the {plan.devices.count} chips of {topology}"
-        f" ({hosts} host{'s' * (hosts > 1)}, {plan.devices.kind}, {format_bytes(budget.device_memory)} each), mesh"
+        f" ({hosts} host{'s' * (hosts > 1)}, {plan.devices.kind}, {memory} each), mesh"
         f" {plan.config.run.mesh}"
     )
 
