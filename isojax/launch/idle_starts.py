@@ -39,7 +39,8 @@ def count_start(folder: Path, max_idle_starts: int | None) -> None:
     recorded = hash_of_records(folder)
     idle_starts = _idle_starts(path, recorded)
     if idle_starts >= max_idle_starts:
-        path.unlink()
+        # Not removed, as that would leave it where the folder is at a URL.
+        write_text(path, Starts(recorded=recorded, count=0).model_dump_json())
         raise InputError(
             where="run.max_idle_starts",
             found=f"the last {idle_starts} starts have recorded nothing in {folder}",
