@@ -11,9 +11,9 @@
 #   launch/tpu_pod.sh down                                deletes the slice; runs in NFS or a bucket stay
 #
 # Further configs and key=value may follow CONFIG. run, ray and join ask before they create, down before it deletes; --yes answers them.
-# --until-done (run, ray) goes on where the slice was preempted, or a signal, run.time_limit or a lost connection ended the sweep. It ends
-# at once where isojax refuses the config or fails, at stop, and after 3 attempts in a row that recorded nothing; with --down, however it
-# ends but at stop, it deletes the slice. QUEUED=1 waits for chips.
+# --until-done (run, ray) goes on where the slice was preempted, or where a signal, run.time_limit or a lost connection ended the sweep. It
+# ends where isojax refuses the config or fails, at `stop`, and after 3 attempts in a row that recorded nothing. --down then deletes the
+# slice, but not after `stop`. QUEUED=1 waits for chips.
 # Before it creates a slice, isojax on this machine reads the config and compiles its programs for the slice's chips (some minutes).
 # Needs gcloud, with a project set. Start it in tmux: it runs as long as the sweep. docs/clusters.md: quota, disks, cost.
 # If the connection or the slice is lost, the same command again (after a preemption, down first) continues from the newest checkpoints.
