@@ -28,7 +28,7 @@ from isojax.launch.local.compiled_times import compiled_times
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells
 from isojax.launch.time_estimate import GIB, ProgramTimes, find_chip, program_times
-from isojax.launch.topology_plan import plan_topology, read_topology
+from isojax.launch.local.topology_plan import plan_topology, read_topology
 
 FOLDER = Path(__file__).parents[1] / "configs" / "tpu"
 

@@ -31,6 +31,7 @@ from isojax.launch.local.compile_for_topology import (
 from isojax.launch.local.topology_plan import (
     estimate_for_topology,
     larger_topologies,
+    plan_topology,
     read_topology,
 )
 from isojax.launch.memory_model import SamplingPlan
@@ -161,6 +162,13 @@ def test_what_fits_no_chip_of_an_estimate_is_refused() -> None:
 def test_a_topology_is_read_by_its_name(topology: str, devices: int, chips: int) -> None:
     read = read_topology(topology)
     assert (read.count, read.chips) == (devices, chips)
+
+
+@pytest.mark.parametrize(("topology", "attention"), [("v3:2x2", "plain"), ("v4:2x2x1", None)])
+def test_a_v3_is_planned_without_kernels(topology: str, attention: str | None) -> None:
+    config = load_config(["gsm8k", "models/smollm2-135m"])
+    sweep = plan_topology(config, topology, read_topology(topology)).config.sweep
+    assert (sweep.decode_attention, sweep.forward_attention) == (attention, attention)
 
 
 @pytest.mark.parametrize("topology", ["v5e:3x3", "v5e:2x2x1", "v5p:4x4", "v9:2x2", "v5e", "v5e:4x"])

@@ -53,10 +53,11 @@ class TpuGeneration:
     device_kind: str  # as jax names its devices
     axes: int  # of a topology
     devices_per_chip: int = 1
+    has_kernels: bool = True  # whether its compiler takes kernels with products of bfloat16
 
 
 GENERATIONS = {
-    "v3": TpuGeneration("TPU v3", axes=2, devices_per_chip=2),
+    "v3": TpuGeneration("TPU v3", axes=2, devices_per_chip=2, has_kernels=False),
     "v4": TpuGeneration("TPU v4", axes=3),
     "v5e": TpuGeneration("TPU v5 lite", axes=2),
     "v5p": TpuGeneration("TPU v5", axes=3),
@@ -167,6 +168,14 @@ def plan_topology(config: Config, topology: str, devices: SliceDevices) -> Topol
                 expected="plain or pallas",
             )
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
+
+    if any(g.device_kind == devices.kind and not g.has_kernels for g in GENERATIONS.values()):
+        # A run on such a chip tries the kernels, and goes on without them.
+        attention = {
+            "decode_attention": config.sweep.decode_attention or "plain",
+            "forward_attention": config.sweep.forward_attention or "plain",
+        }
+        config = config.with_settings(sweep=attention)
 
     model = planning_model(config.cell.model)
     precision = config.cell.precision.for_platform("tpu")
