@@ -25,10 +25,10 @@ from isojax.launch.device_budget import DeviceBudget, fit_to_memory
 from isojax.launch.forecast import Forecast, forecast_sweep_times, label_rollouts
 from isojax.launch.local.compile_for_topology import compile_programs, run_in_child_process
 from isojax.launch.local.compiled_times import compiled_times
+from isojax.launch.local.topology_plan import plan_topology, read_topology
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells
 from isojax.launch.time_estimate import GIB, ProgramTimes, find_chip, program_times
-from isojax.launch.local.topology_plan import plan_topology, read_topology
 
 FOLDER = Path(__file__).parents[1] / "configs" / "tpu"
 
