@@ -41,7 +41,9 @@ def main() -> None:
         )
         (DOCS / "bandit.png").write_bytes((out / "bandit.png").read_bytes())
 
-    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+    # first_tpu.ipynb trains, on whatever machine its reader has: it is committed without outputs.
+    for name in ("chart", "study"):
+        path = DOCS / "notebooks" / f"{name}.ipynb"
         print(f"notebook {path.name}", file=sys.stderr, flush=True)
         notebook = nbformat.read(path, as_version=4)
         NotebookClient(

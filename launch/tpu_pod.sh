@@ -86,7 +86,8 @@ else
 fi
 
 # What every command on a host begins with; processes of Ray have the environment with which it was started there.
-environment="export PATH=\$HOME/.isojax/bin:\$PATH RAY_AUTH_MODE=token${CACHE:+ JAX_COMPILATION_CACHE_DIR=$CACHE}"
+# The coordinator's port is one that every slice's firewall opens; jax's own, 8482, is closed on some (jax issue 35905).
+environment="export PATH=\$HOME/.isojax/bin:\$PATH RAY_AUTH_MODE=token JAX_COORDINATOR_PORT=8476${CACHE:+ JAX_COMPILATION_CACHE_DIR=$CACHE}"
 # Ends the sweeps on a host, which save their state first.
 end_sweeps="pkill -TERM -f '[b]in/isojax launch'; while pgrep -f '[b]in/isojax launch' >/dev/null; do sleep 1; done"
 
