@@ -43,8 +43,8 @@ def count_start(folder: Path, max_idle_starts: int | None) -> None:
         write_text(path, Starts(recorded=recorded, count=0).model_dump_json())
         raise InputError(
             where="run.max_idle_starts",
-            found=f"the last {idle_starts} starts have recorded nothing in {folder}",
-            expected="a label, a checkpoint or an evaluation of each",
+            found=f"starts in a row that recorded nothing in {folder}: {idle_starts}",
+            expected="a new label, checkpoint or evaluation from each",
             fix="Read why in what they printed; the next start is not refused.",
         )
     write_text(path, Starts(recorded=recorded, count=idle_starts + 1).model_dump_json())

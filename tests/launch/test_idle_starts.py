@@ -34,7 +34,7 @@ def test_the_start_after_as_many_idle_ones_is_refused_and_the_next_is_not(tmp_pa
         count_start(tmp_path, 2)
         # what a kill in the middle of a save leaves is no checkpoint
         record(tmp_path, "cells/8x4-s0/checkpoint/16.orbax-checkpoint-tmp/state")
-    with refused(where="run.max_idle_starts", found="the last 2 starts have recorded nothing"):
+    with refused(where="run.max_idle_starts", found="recorded nothing"):
         count_start(tmp_path, 2)
     count_start(tmp_path, 2)
 
