@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.special import betainc
-from scipy.stats import kruskal, norm
-from scipy.stats import t as student_t
+from scipy.special import betainc, chdtrc, ndtr, ndtri, stdtrit
 
 from isojax.core.nouns import RunRecord
 from isojax.scaling.evaluation_size import (
@@ -169,7 +167,7 @@ def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
 
     mean = float(np.mean(differences))
     error = float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
-    z = float(student_t.isf(FALSE_SHIFTS / 2, len(differences) - 1))
+    z = -float(stdtrit(len(differences) - 1, FALSE_SHIFTS / 2))
     return abs(mean) >= _whole_step(size.step) and abs(mean) > z * error
 
 
@@ -190,7 +188,7 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
     noise = np.concatenate([bends(_trained(run)) for run in runs])
     # Bonferroni: so many comparisons, upwards and downwards.
     comparisons = sum(max(len(run.R) - 1, 1) for run in runs)
-    z = float(norm.isf(FALSE_SHIFTS / (2 * comparisons)))
+    z = -float(ndtri(FALSE_SHIFTS / (2 * comparisons)))
 
     for run in runs:
         # The base policy's reward and all evaluations after it or, where no run has one at C = 0,
@@ -311,7 +309,31 @@ def _cells_differ(groups: Sequence[Sequence[RewardPath]], step: float) -> bool:
         return False
     if np.ptp([r.mean() for r in rewards]) < _whole_step(step):
         return False
-    return bool(kruskal(*rewards).pvalue < 2 * norm.sf(MIN_Z))
+    return bool(kruskal_p_value(rewards) < 2 * ndtr(-MIN_Z))
+
+
+def kruskal_p_value(groups: Sequence[FloatArray]) -> float:
+    """The probability that groups of one distribution differ as much as these, by Kruskal and
+    Wallis (1952).
+
+    groups: at least two, each float[values] with at least one value, and not all values equal.
+    scipy.stats has this test too; its import takes as long as a small fit."""
+    values = np.concatenate(groups)
+    n = len(values)
+
+    # Equal values share the mean of the ranks that they take up, which begin at 1.
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last_ranks = np.cumsum(counts)
+    ranks = (last_ranks - (counts - 1) / 2)[places]
+
+    ends = np.cumsum([len(group) for group in groups])
+    ranks_by_group = np.split(ranks, ends[:-1])
+    between_groups = sum(r.sum() ** 2 / len(r) for r in ranks_by_group)
+    statistic = 12 / (n * (n + 1)) * between_groups - 3 * (n + 1)
+
+    ties = counts.astype(np.float64)
+    statistic /= 1 - (ties**3 - ties).sum() / (float(n) ** 3 - n)
+    return float(chdtrc(len(groups) - 1, statistic))
 
 
 def _level(runs: Sequence[RewardPath]) -> float:
@@ -498,7 +520,7 @@ def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: Evaluati
     shares of so many rollouts would."""
     deviations = np.concatenate([np.abs(run.R - level) for run in runs])
     # The standard deviation by the median deviation, which for a normal distribution is 0.67 of it.
-    scatter = float(np.median(deviations)) / float(norm.isf(0.25))
+    scatter = float(np.median(deviations)) / -float(ndtri(0.25))
     if not scatter:
         return size.rollouts
     by_scatter = max(level * (1 - level) / scatter**2, 1.0)

@@ -397,6 +397,7 @@ def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
     return [_array_checksum(x) for x in arrays]
 
 
+@jax.jit  # parameters, moments and reference have the same shapes: each shape is traced once
 def _array_checksum(x: Array) -> UInt32[Array, ""]:
     """A checksum of an array's bits, which differs if a number changes or two are exchanged.
 

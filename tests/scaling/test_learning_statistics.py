@@ -107,6 +107,14 @@ def test_long_runs_are_merged_to_medians():
     assert (learning._merge_to_medians(rewards[:100]) == rewards[:100]).all()
 
 
+def test_the_test_of_kruskal_and_wallis_is_that_of_scipy():
+    """Of two to four groups, some of whose values are equal."""
+    rng = np.random.default_rng(1)
+    for count in (2, 3, 4):
+        groups = [rng.integers(0, 8, size) / 16 for size in rng.integers(1, 20, count)]
+        assert learning.kruskal_p_value(groups) == pytest.approx(kruskal(*groups).pvalue, rel=1e-12)
+
+
 def test_cells_that_differ_by_kruskal_and_wallis():
     rng = np.random.default_rng(0)
     for gap in (0.0, 0.02, 0.03, 0.1):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from isojax.core.nouns import Problem
 
@@ -38,7 +38,7 @@ def wilson_interval(rate: float, attempts: int) -> tuple[float, float]:
     wide, as they vary less than right and wrong answers of the same mean.
     """
     k = attempts
-    z = float(norm.ppf(0.95))
+    z = float(ndtri(0.95))
     scale = 1 + z**2 / k
     centre = (rate + z**2 / (2 * k)) / scale
     half_width = z / scale * math.sqrt(rate * (1 - rate) / k + (z / (2 * k)) ** 2)
