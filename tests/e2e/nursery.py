@@ -2,8 +2,8 @@
 
 `python -m tests.e2e.nursery FOLDER`. A fork saves two seconds of imports (four with a tokenizer),
 and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its
-first use, in the fork. Equal settings have equal base policies: the first command trains one, and
-the others of the session read it from FOLDER.
+first use, in the fork. Equal settings have equal base policies, and equal models layers of equal
+sizes: the first command trains or measures, and the others of the session read FOLDER.
 
 Requests arrive as lines of JSON, and each has a line of JSON for an answer:
 
@@ -31,23 +31,40 @@ from typing import Any
 
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # read by the imports below
 
+import jaxlib.mlir.dialects.mhlo  # noqa: F401  (which jax loads at its first program)
+
 import isojax.cli.app
 import isojax.launch.local.local_runner
+import isojax.runs.loggers.tensorboard
 import isojax.train.base_policy
 import isojax.train.loop
 from isojax.cli.app import LAUNCH, TRAIN, main_module
 from isojax.cli.commands import launch_command, report_command, train_command  # noqa: F401
 from isojax.core.config import CellConfig
+from isojax.models import describe_sizes
+from isojax.models.stack import Stack
+from isojax.models.transformer import Decoder
 from isojax.train import base_policy
 from tests.compiler import keep_programs_of_each_process
 
 with contextlib.suppress(ImportError):
+    import transformers.models.llama.configuration_llama  # noqa: F401
     from transformers import AutoTokenizer, LlamaTokenizer  # noqa: F401
 
 MAINS: Mapping[str, Callable[[], None]] = {
     "isojax.launch": partial(main_module, LAUNCH),
     "isojax.train": partial(main_module, TRAIN),
 }
+
+
+def read_or_make(folder: Path, kind: str, key: str, make: Callable[[], Any]) -> Any:
+    """What an earlier command made of the same key, or else what this one makes."""
+    path = folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
+    if not path.exists():
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_bytes(pickle.dumps(make()))
+        written.rename(path)  # two commands may make the same at once
+    return pickle.loads(path.read_bytes())
 
 
 def keep_base_policies(folder: Path) -> None:
@@ -57,15 +74,31 @@ def keep_base_policies(folder: Path) -> None:
     def read_or_train(cell: CellConfig, *others: Any) -> Any:
         settings = cell.model_dump(mode="json", include={"task", "model", "base", "sampling"})
         key = json.dumps([settings, os.environ.get("XLA_FLAGS")], sort_keys=True)
-        path = folder / f"base-{hashlib.sha256(key.encode()).hexdigest()}"
-
-        if not path.exists():
-            written = path.with_suffix(f".{os.getpid()}")
-            written.write_bytes(pickle.dumps(train(cell, *others)))
-            written.rename(path)  # two commands may train the same at once
-        return pickle.loads(path.read_bytes())
+        return read_or_make(folder, "base", key, lambda: train(cell, *others))
 
     base_policy.train_base_policy = read_or_train
+
+
+def keep_layer_sizes(folder: Path) -> None:
+    """What a layer of a model keeps for its gradient is measured once: each plan would trace it
+    four times. A layer that is not isojax's, as a test may write one, is always measured."""
+    measure = describe_sizes.stack_sizes
+
+    def read_or_measure(
+        decoder: Decoder, stack: Stack, compute: str, platform: str, split: describe_sizes.Split
+    ) -> describe_sizes.LayerSizes:
+        def measure_now() -> describe_sizes.LayerSizes:
+            return measure(decoder, stack, compute, platform, split)
+
+        if not type(decoder.architecture).__module__.startswith("isojax."):
+            return measure_now()
+
+        model = decoder.config.model_dump(mode="json", exclude={"path"})
+        question = [model, decoder.vocab, stack.name, compute, platform, repr(split)]
+        key = json.dumps(question, sort_keys=True)
+        return read_or_make(folder, "layer", key, measure_now)
+
+    describe_sizes.stack_sizes = read_or_measure
 
 
 def run(
@@ -139,7 +172,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what is imported stays, and no fork looks through it
     gc.set_threshold(20_000, 20, 50)
-    keep_base_policies(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    keep_base_policies(folder)
+    keep_layer_sizes(folder)
     keep_programs_of_each_process()
 
     for line in sys.stdin:
