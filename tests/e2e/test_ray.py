@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -42,6 +43,9 @@ LOSS = """\
 import os, threading, time
 from pathlib import Path
 from isojax.rl.losses.grpo import grpo
+from leaving_helper import WHERE
+
+print("imported", WHERE, "for", __file__, flush=True)
 
 def leave():
     while True:
@@ -200,9 +204,11 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
     """Four cells in groups of two processes, on nodes with labels and resources: no point is lost,
-    and none is there twice. The loss is a file in the config's folder.
+    and none is there twice. The loss is a file in the config's folder, and imports another one:
+    both go to the nodes, which work in a folder of their own.
     """
     (project := isojax.folder / "project").mkdir()
+    (project / "leaving_helper.py").write_text("WHERE = __file__\n")
     (project / "groups.yaml").write_text(SWEEP)
     (project / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
     words = (
@@ -241,6 +247,11 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
         driver.kill()
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "2 files, " in done.stderr
+    log = next(isojax.run("groups").glob("logs/group*-0.log")).read_text()
+    (imported,) = set(re.findall(r"imported (\S+) for (\S+)", log))
+    assert [Path(file).name for file in imported] == ["leaving_helper.py", "leaving.py"]
+    assert all("/isojax/packs/" in file for file in imported)
     assert points(isojax, "groups") == {
         f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(2)
     }

@@ -4,6 +4,7 @@ missing is refused here."""
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import sys
 import tarfile
@@ -319,7 +320,8 @@ def test_a_plug_in_of_any_kind_and_its_argument(project: Path) -> None:
     write(
         project,
         {
-            "my_source.py": "VERIFIER = 'function:rewards.py:reward'\n",
+            "my_source.py": "VERIFIER = 'function:rewards.py:reward'\nOTHER = 'unused.py'\n",
+            "unused.py": "import gone\n",
             "my_hook.py": "",
             "fork/__init__.py": "",
             "fork/logs.py": "def begin(): ...\n",
@@ -344,6 +346,7 @@ def test_a_plug_in_of_any_kind_and_its_argument(project: Path) -> None:
     assert names["my_hook.py"] == "run.on_update"
     assert {"fork/__init__.py", "fork/logs.py", "helper.py"} <= set(names)
     assert plan.config.run.plugin_folders == ("more",)
+    assert {note.partition(",")[0] for note in plan.notes} == {".env", "unused.py"}
 
 
 def test_packages_that_the_code_needs_are_named(project: Path) -> None:
@@ -364,13 +367,22 @@ def test_packages_that_the_code_needs_are_named(project: Path) -> None:
         ("cell.verifier.use={a: math, b: 'verl:gone.py'}", "cell.verifier.use.b", "gone.py"),
         ("cell.verifier.use=function:broken.py:f", "broken.py, line 2", "Python"),
         ("cell.verifier.use=function:alone.py:f", "alone.py, line 1", "imports gone_helper"),
+        ("cell.verifier.use=function:part.py:f", "part.py, line 1", "imports parts.gone"),
         ("cell.model.path=gone", "cell.model.path", "gone"),
         ("run.base_from=gone", "run.base_from", "gone"),
         ("run.files=[gone.txt]", "run.files", "gone.txt"),
+        ("run.host_folders=[models]", "run.host_folders", "given models"),
     ],
 )
 def test_what_is_missing_is_refused(override: str, where: str, found: str, project: Path) -> None:
-    write(project, {"alone.py": "import gone_helper\n", "broken.py": "x = 1\ndef f(:\n"})
+    write(
+        project,
+        {
+            "alone.py": "import gone_helper\n",
+            "part.py": "from parts.gone import f\n",
+            "broken.py": "x = 1\ndef f(:\n",
+        },
+    )
     with refused(where=where, found=found):
         plan_of(["quickstart", override])
 
@@ -391,15 +403,22 @@ def test_too_much_is_refused_with_what_is_largest(
     ]
 
 
-def test_what_is_no_pack_is_refused(project: Path) -> None:
+def test_what_is_no_pack_is_refused(project: Path, tmp_path: Path) -> None:
     write_pack(plan_of(CONFIG), project / "good")
     (project / "cut").write_bytes((project / "good").read_bytes()[:400])
     (project / "gzip").write_bytes(b"\x1f\x8b nothing")
     with tarfile.open(project / "tar", "w:gz") as archive:
         archive.add("helper.py")
-    for name in ("cut", "gzip", "tar"):
+    # One that would write outside of its folder.
+    manifest = {"format": 1, "folder": "files", "in_place": {"../../../out": "/etc/passwd"}}
+    (project / "pack.json").write_text(json.dumps(manifest))
+    with tarfile.open(project / "leading out", "w:gz") as archive:
+        archive.add("pack.json")
+    for name in ("cut", "gzip", "tar", "leading out"):
         with refused(where=name, found="no pack"):
             read_config([name], None, None)
+    packs = tmp_path / "home/.cache/isojax/packs"
+    assert {path.suffix for path in packs.iterdir()} == {".lock"}  # nothing is left of them
     with refused(found="given good and good"):
         read_config(["good", "good"], None, None)
 

@@ -52,6 +52,21 @@ def test_a_process_that_trains_and_samples_is_refused_before_ray_starts(
         ray_driver.launch(config, resume=False, dry_run=True)
 
 
+def test_a_missing_file_is_refused_before_a_cluster_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes to the nodes is looked for here; of this machine alone nothing is sent."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_driver, "connect_ray", lambda _: pytest.fail("a cluster is asked"))
+    config = Config().with_settings(
+        cell={"task": "jsonl:gone.jsonl"}, run={"ray": "10.0.0.7:6379", "dir": str(tmp_path)}
+    )
+    with refused(where="cell.task", found="gone.jsonl"):
+        ray_driver.launch(config, resume=False, dry_run=True)
+    with pytest.raises(pytest.fail.Exception, match="a cluster is asked"):
+        ray_driver.launch(config.with_settings(run={"ray": "local"}), resume=False, dry_run=True)
+
+
 def test_a_dry_run_names_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

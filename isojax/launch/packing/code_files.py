@@ -76,7 +76,9 @@ class CodeFiles:
 
         reason: the setting that names it. InputError where it is not there.
         """
-        if not self._add_import(name, reason) or not self._has_submodule(name):
+        parent = name.rpartition(".")[0] or name
+        is_there = self._add_import(parent, reason)
+        if not is_there and not self._add_import(name, reason):
             raise InputError(
                 where=reason,
                 found=f"no module or function {name}",
@@ -133,8 +135,8 @@ class CodeFiles:
             self._add_named(named, file)
 
     def _add_import(self, name: str, reason: str) -> bool:
-        """Add the files of a module: itself, or all Python files of its package. Whether it is
-        there."""
+        """Add the files of a module: itself, or all Python files of the first part of its name.
+        Whether it is there; that of a package of others is not looked for."""
         first = name.partition(".")[0]
         if first == "isojax":
             return True
@@ -159,7 +161,7 @@ class CodeFiles:
             file = Path(str(spec.origin)).absolute()
             self.import_folders[str(file.parent)] = None
             self._add(file, reason)
-        return True
+        return self._is_module(name)
 
     def _find(self, first: str) -> ModuleSpec | None:
         """Where a module without dots in its name is, without importing it; None: nowhere."""
@@ -171,19 +173,15 @@ class CodeFiles:
         except (ImportError, ValueError):
             return None
 
-    def _has_submodule(self, name: str) -> bool:
-        """Whether the user's module a.b.c is there, or a.b, in which c may be a function."""
+    def _is_module(self, name: str) -> bool:
+        """Whether a module such as "my_pkg.scores" is there; none is imported."""
         first, *parts = name.split(".")
         spec = self._find(first)
-        folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            is_file = any((folder / f"{part}.py").is_file() for folder in folders)
-            folders = [folder / part for folder in folders if (folder / part).is_dir()]
-            if not folders:
-                remaining = len(parts) - 1 - number
-                return is_last or (is_file and remaining <= 1)
-        return True
+        for part in parts:
+            if spec is None:
+                return False
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+        return spec is not None
 
     def _add_named(self, named: NamedInCode, file: Path) -> None:
         """Add the files that a text of the code in `file` names, from its folder or the working
@@ -205,16 +203,18 @@ class CodeFiles:
 
     def _add_named_file(self, path: Path, shown: str, may_be_secret: bool) -> None:
         """Add a file that code names at the place `shown`, unless it may be a secret or is huge."""
-        reason = ""
-        if may_be_secret:
-            reason = "it may hold a secret"
-        elif path.stat().st_size > MAX_NAMED_BYTES:
-            reason = f"it has over {MAX_NAMED_BYTES // 2**20} MiB"
-        if reason and path.suffix != ".py":
-            named_by = f"{os.path.relpath(path)}, which {shown} names"
+        named_by = f"{os.path.relpath(path)}, which {shown} names"
+        if may_be_secret or path.stat().st_size > MAX_NAMED_BYTES:
+            limit = f"{MAX_NAMED_BYTES // 2**20} MiB"
+            reason = "it may hold a secret" if may_be_secret else f"it has over {limit}"
             self.notes[f"{named_by}, stays here: {reason} (run.files sends it)"] = None
-            return
-        self._add(path, f"named by {shown}")
+        elif path.suffix == ".py":
+            try:
+                self.add_script(path, f"named by {shown}")
+            except InputError as e:  # It may be another file than the one that is meant.
+                self.notes[f"{named_by}: {e}"] = None
+        else:
+            self._add(path, f"named by {shown}")
 
 
 def _may_be_secret(path: str) -> bool:

@@ -53,8 +53,10 @@ class NamedCode:
 class NamedFiles:
     """What the settings of a config name, once `read` was called."""
 
-    # Folders of the hosts: what is named in them is not looked at.
-    host_folders: Sequence[Path]
+    # Folders of the hosts: what is named in them is not looked at. In the second ones that is what
+    # absolute paths name: run.dir may be around the working folder.
+    host_folders: Sequence[str]
+    run_folders: Sequence[str]
     # Whether hosts may see this machine's disks: absolute paths then stay as they are.
     is_shared: bool
     paths: list[NamedPath] = field(default_factory=list)
@@ -102,8 +104,9 @@ class NamedFiles:
     def _is_on_hosts(self, path: Path, is_absolute: bool) -> bool:
         if is_absolute and self.is_shared:
             return True
+        folders = [*self.host_folders, *(self.run_folders if is_absolute else ())]
         places = (path, Path(os.path.realpath(path)))
-        return any(place.is_relative_to(host) for place in places for host in self.host_folders)
+        return any(place.is_relative_to(folder) for place in places for folder in folders)
 
     def _resolve_plugin(self, setting: str, text: str, folders: Sequence[str]) -> str:
         """Collect the file of a user's plug-in, and what the argument behind its name refers to.

@@ -171,6 +171,9 @@ def _extract(packed: BinaryIO, root: Path, label: str) -> None:
                 expected=f"format {FORMAT}, of isojax {__version__}",
                 fix="Install the same isojax here and there.",
             )
+        names = [manifest["folder"], *manifest["in_place"]]
+        if any(os.path.isabs(name) or ".." in Path(name).parts for name in names):
+            raise wrong_file
         for name, target in manifest["in_place"].items():
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)

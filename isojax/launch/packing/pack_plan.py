@@ -59,10 +59,15 @@ def plan_pack(config: Config, is_shared: bool = False) -> PackPlan:
     InputError, with the setting or the line, where something is not there, or all is too large.
     """
     run = config.run
-    host_folders = [Path(folder) for folder in run.host_folders if os.path.isabs(folder)]
-    if os.path.isabs(run.dir):
-        host_folders.append(Path(run.dir))
-    named = NamedFiles(host_folders, is_shared)
+    for folder in run.host_folders:
+        if not os.path.isabs(folder):
+            raise InputError(
+                where="run.host_folders",
+                found=f"given {folder}",
+                expected="absolute paths of the hosts, such as /mnt/models",
+            )
+    run_folders = [run.dir] if os.path.isabs(run.dir) else []
+    named = NamedFiles(run.host_folders, run_folders, is_shared)
     packed_config = named.read(config)
 
     reasons: dict[Path, str] = {}
