@@ -3,12 +3,15 @@
 #
 #   python3 -m venv ~/.isojax && ~/.isojax/bin/pip install '.[ray,cuda,verify]'      once, in the checkout; a folder that all nodes see
 #                                                                             without a checkout: 'isojax[ray,cuda,verify]==0.1.0'
-#   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: one cell per node, on all nodes at the same time
-#   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: one process per GPU, cells one after the other
+#   launch/slurm.sh my.yaml                      Ray inside the allocation: one cell per node, on all nodes at the same time
+#   MODE=one launch/slurm.sh my.yaml             all GPUs are one run: one process per GPU, cells one after the other
+#   OPTIONS='--nodes=2 --time=4:00:00' launch/slurm.sh my.yaml       with options of sbatch, over the lines below
 #   scancel JOB                                  ends the job; the records stay
 #
-# Further configs and key=value may follow CONFIG. If the job's time ends before the sweep does, runs save their state; submit the same
-# line again. `isojax status RUN` shows the sweep from any node. Edit the next lines for your cluster, or give them to sbatch as options.
+# Each submits itself by sbatch, once all that the config refers to is in one file in RUNS (isojax pack --shared): the job runs with your
+# files as they are now. What is not there is refused. `sbatch launch/slurm.sh my.yaml` does the same when the job begins. Further configs
+# and key=value may follow CONFIG. If the job's time ends before the sweep does, runs save their state; submit the same line again.
+# `isojax status RUN` shows the sweep from any node. Edit the next lines for your cluster.
 #SBATCH --job-name=isojax
 #SBATCH --nodes=4
 #SBATCH --gpus-per-node=8
@@ -28,10 +31,24 @@ GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # per node
 MESH=${MESH:-}                          # by default fsdp over one node (ray), or over all nodes (one)
 HEAD=${HEAD:-}                          # ray: the first node's address for the other nodes; by default that of its first interface
 PORT=${PORT:-6379}                      # ray: the head's port
+OPTIONS=${OPTIONS:-}                    # of sbatch, where this script submits itself
 
-[ -n "${SLURM_JOB_ID:-}" ] || { echo "error: no SLURM job here; start it by: sbatch launch/slurm.sh my.yaml" >&2 && exit 2; }
-[ "$#" -gt 0 ] || { echo "error: given no config, expected one: sbatch launch/slurm.sh my.yaml" >&2 && exit 2; }
+[ "$#" -gt 0 ] || { echo "error: given no config, expected one: launch/slurm.sh my.yaml" >&2 && exit 2; }
 [[ $MODE =~ ^(ray|one)$ ]] || { echo "error: given MODE=$MODE, expected ray or one" >&2 && exit 2; }
+
+# All that the config of these words refers to, in a file of this name in RUNS, which every node sees.
+pack() {
+    packed=$RUNS/packs/$1.pack.tgz
+    mkdir -p "$RUNS/packs"
+    "$VENV/bin/isojax" pack "${@:2}" "run.dir=$RUNS" --shared --out "$packed"
+}
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+    [ -x "$VENV/bin/isojax" ] || { echo "error: given VENV=$VENV, and it has no isojax; the top of this script says how to prepare it" >&2 && exit 2; }
+    command -v sbatch >/dev/null || { echo "error: no SLURM on this machine: neither a job nor sbatch" >&2 && exit 2; }
+    pack "$(date +%Y%m%d-%H%M%S)-$$" "$@"
+    read -ra options <<<"$OPTIONS"
+    exec sbatch ${options[@]+"${options[@]}"} "$0" "$packed"
+fi
 needs=isojax,jax
 [ "$MODE" != ray ] || needs=$needs,ray
 if ! srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$VENV/bin/python" -c "import $needs"; then
@@ -41,6 +58,10 @@ before the job, in a folder that all nodes see: python3 -m venv $VENV && $VENV/b
     exit 2
 fi
 export PATH=$VENV/bin:$PATH
+if [[ $1 != *.pack.tgz ]]; then
+    pack "$SLURM_JOB_ID" "$@" || exit 2
+    set -- "$packed"
+fi
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$RUNS/.xla} # compiled programs, which the next job finds there
 
 # Runs a command to its end; the SIGTERM that SLURM sends before the time is over reaches it.

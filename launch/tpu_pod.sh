@@ -10,11 +10,13 @@
 #   launch/tpu_pod.sh stop                                runs save their state and end, then Ray ends; the slice stays, and costs
 #   launch/tpu_pod.sh down                                deletes the slice; runs in NFS or a bucket stay
 #
-# Further configs and key=value may follow CONFIG. run, ray and join ask before they create, down before it deletes; --yes answers them.
+# Further configs and key=value may follow CONFIG. All that they refer to goes to the hosts in one file (isojax pack): plug-ins, reward files
+# and what these import, problems, models of up to 2 GiB. What is not here, or is larger, is refused; what the hosts have is named by
+# run.host_folders=[/mnt/models], or is below RUNS. run, ray and join ask before they create, down before it deletes; --yes answers them.
 # --until-done (run, ray) goes on where the slice was preempted, or where a signal, run.time_limit or a lost connection ended the sweep. It
 # ends where isojax refuses the config or fails, at `stop`, and after 3 attempts in a row that recorded nothing. --down then deletes the
 # slice, but not after `stop`. QUEUED=1 waits for chips.
-# Before it creates a slice, isojax on this machine reads the config and compiles its programs for the slice's chips (some minutes).
+# Before it creates a slice, isojax on this machine packs the config and compiles its programs for the slice's chips (some minutes).
 # Needs gcloud, with a project set. Start it in tmux: it runs as long as the sweep. docs/clusters.md: quota, disks, cost.
 # If the connection or the slice is lost, the same command again (after a preemption, down first) continues from the newest checkpoints.
 set -euo pipefail
@@ -128,12 +130,27 @@ command   ${create[*]}
 END
 }
 
-# The config, the mesh and the memory, on this machine: what cannot run creates nothing.
+isojax_here() {
+    command -v isojax || command -v "$CHECKOUT/.venv/bin/isojax" || fail 2 "no isojax on this machine, which finds what the config refers \
+to, and checks it, before a slice is created; install it (pip install 'isojax[tpu]', or -e '.[tpu]' in the checkout)"
+}
+
+# All that the config of these words refers to, in the file $packed: what is not here creates nothing.
+pack() {
+    local isojax
+    source_of_isojax
+    isojax=$(isojax_here)
+    packed=${XDG_CACHE_HOME:-$HOME/.cache}/isojax/$NAME.pack.tgz # overwritten each time; the hosts have their copies
+    mkdir -p "${packed%/*}"
+    "$isojax" pack "$@" "run.dir=$RUNS" --mesh "$MESH" --out "$packed" ||
+        fail 2 "isojax refuses this sweep, for the reason above; no slice is created"
+}
+
+# The config, the mesh and the memory, on this machine, from the pack: what cannot run creates nothing.
 check() {
     local isojax
     [ "$CHECK" = 1 ] || return 0
-    isojax=$(command -v isojax || command -v "$CHECKOUT/.venv/bin/isojax") || fail 2 "no isojax on this machine to check the config with \
-before a slice is created; install it (pip install 'isojax[tpu]', or -e '.[tpu]' in the checkout), or do without by CHECK=0"
+    isojax=$(isojax_here)
     "$isojax" launch "$@" --dry-run --compile --topology "$SLICE" --mesh "$MESH" "run.dir=$RUNS" ||
         fail 2 "isojax refuses this sweep, for the reason above; no slice is created. CHECK=0 goes on without this check"
 }
@@ -146,6 +163,8 @@ source_of_isojax() {
     "")
         git -C "$CHECKOUT" cat-file -e HEAD:./isojax/__init__.py 2>/dev/null || fail 2 "this script is in no checkout of isojax whose \
 last commit the hosts could install; expected ISOJAX='isojax[ray,tpu,verify]==0.1.0', or the file of a wheel: ISOJAX=isojax-0.1.0-py3-none-any.whl"
+        [ -z "$(git -C "$CHECKOUT" status --porcelain -- isojax)" ] ||
+            echo "note: isojax/ in this checkout is not as in its last commit, which the hosts install" >&2
         ;;
     esac
 }
@@ -213,7 +232,14 @@ mount_runs() {
             --type-cache-ttl=0 $BUCKET $RUNS; }"
 }
 
-# The slice, created for the sweep of these words if it is not there, and isojax on it.
+# A pack on all hosts, and the packages that its plug-ins need.
+send() {
+    copy "$1" "${1##*/}"
+    on all "set -e; tar -xzOf ${1##*/} requirements.txt >requirements.txt
+        [ ! -s requirements.txt ] || python3 -m uv pip install -q --python ~/.isojax -r requirements.txt"
+}
+
+# The slice, created for the sweep of this pack if it is not there, and isojax on it.
 up() {
     local state
     source_of_isojax
@@ -224,16 +250,14 @@ up() {
     [ "$until_done" = 1 ] || trap remind EXIT
     install
     mount_runs
+    [ "$#" -eq 0 ] || send "$1"
 }
 
-# A command for a host's shell; of its words, files of this machine are copied there first.
+# A command for a host's shell; a pack among its words is in the host's home.
 command_line() {
     local word
     for word in "$@"; do
-        if [ -f "$word" ]; then
-            copy "$word" "$(basename "$word")" >&2 || exit 1
-            word=$(basename "$word")
-        fi
+        [ "$word" != "${packed:-}" ] || word=${packed##*/}
         printf '%q ' "$word"
     done
 }
@@ -269,7 +293,7 @@ $NAME is deleted. What stays, and goes on costing, until you delete it:
 END
 }
 
-# All hosts are one run. Words after the config go to isojax, as those of ray.
+# All hosts are one run. Words after the pack go to isojax, as those of ray.
 start_run() {
     local line
     line=$(command_line isojax launch "$@" --resume --processes auto --mesh "$MESH" "run.dir=$RUNS")
@@ -352,12 +376,19 @@ set -- ${words[@]+"${words[@]}"}
 case "$verb $until_done $#" in
 "plan 0 "*)
     plan
-    [ "$#" -eq 0 ] || { source_of_isojax && check "$@"; }
+    [ "$#" -eq 0 ] || {
+        pack "$@"
+        check "$packed"
+    }
     ;;
-"run 1 "[1-9]* | "ray 1 "[1-9]*) until_done "$verb" "$@" ;;
+"run 1 "[1-9]* | "ray 1 "[1-9]*)
+    pack "$@" >&2
+    until_done "$verb" "$packed"
+    ;;
 "run 0 "[1-9]* | "ray 0 "[1-9]*)
-    up "$@"
-    "start_$verb" "$@"
+    pack "$@" >&2
+    up "$packed"
+    "start_$verb" "$packed"
     ;;
 "join 0 0")
     [ -n "$HEAD" ] || fail 2 "given no HEAD, expected the head's address: HEAD=10.0.0.7 NAME=more $0 join"

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sysconfig
+from contextlib import chdir
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -147,19 +148,18 @@ def _check_group(group: dict[str, Any], pod: dict[str, Any]) -> None:
 
 def commands(text: str) -> list[list[str]]:
     """The isojax commands that stand in a text, in or out of quotes."""
-    lines = re.findall(r"\bisojax (?:launch|status) [^'`#\n]*", text)
+    lines = re.findall(r"\bisojax (?:launch|pack|status) [^'`#\n]*", text)
     return [shlex.split(re.sub(r" {2,}.*", "", line)) for line in lines]
 
 
 def check_command(words: list[str]) -> Config | None:
-    """The config that `isojax launch ...` runs; a usage error or an InputError where isojax would
-    refuse the words."""
+    """The config that `isojax launch ...` runs, or `isojax pack ...` packs; a usage error or an
+    InputError where isojax would refuse the words."""
     assert words[0] == "isojax"
     (command,) = (command for command in COMMANDS if command.name == words[1])
     known: Any = typer.main.get_command(command.load())
     inputs = known.make_context("isojax", words[2:]).params
-    return (
-        read_config(inputs["words"], inputs["mesh"], None, inputs["ray"])
-        if words[1] == "launch"
-        else None
-    )
+    if words[1] not in ("launch", "pack"):
+        return None
+    with chdir("."):  # a pack is read in its own folder
+        return read_config(inputs["words"], inputs["mesh"], None, inputs.get("ray"))

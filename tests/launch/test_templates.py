@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import chdir
 from math import prod
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
+from isojax.cli.options import read_config
 from isojax.distributed.mesh_spec import parse_mesh
+from isojax.launch.packing.pack_file import write_pack
+from isojax.launch.packing.pack_plan import plan_pack
 from isojax.launch.tpu_hosts import num_hosts
 from tests.launch.templates import (
     GKE_ACCELERATOR,
@@ -154,9 +158,13 @@ def test_its_commands_are_isojaxs(
 ) -> None:
     shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
     monkeypatch.chdir(tmp_path)
-    text = path.read_text().replace("/etc/isojax/", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = path.read_text().replace("/etc/isojax/", "").replace("/runs/sweep.pack", "sweep.pack")
     if path.name == "gke_kuberay.yaml":
         Path("sweep.yaml").write_text(next(yaml.safe_load_all(text))["data"]["sweep.yaml"])
+    for name in ("my", "sweep"):
+        with chdir("."):
+            write_pack(plan_pack(read_config(["my.yaml"], None, None)), Path(f"{name}.pack.tgz"))
     result = commands(text)
     assert result
     for words in result:
@@ -194,7 +202,7 @@ def test_gkes_sweep_for_either_generation_is_one_of_its_groups(
     text = "\n".join(lines)
     check_kubernetes(text)
 
-    sweep, _, job = yaml.safe_load_all(text)
+    sweep, _, _, job = yaml.safe_load_all(text)
     (tmp_path / "sweep.yaml").write_text(sweep["data"]["sweep.yaml"])
     config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])
     assert config is not None and config.run.process_group.tpu == f"{kind}:{topology}"

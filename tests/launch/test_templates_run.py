@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +33,7 @@ STAND_INS = {
     # SLURM: a step is run here.
     "scontrol": "printf 'node-%s\\n' a b c\n",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
+    "sbatch": 'while [[ $1 == -* ]]; do shift; done; SLURM_JOB_ID=8 exec bash "$@"\n',
     # Ray's nodes stay until they are asked to end; its head is there as soon as it was started. A
     # sweep begins when all nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
@@ -40,7 +42,15 @@ STAND_INS = {
         esac\n""",
     # Where ENDS is set, its next word is how a sweep ends: CODE:STATE, with the slice's state after
     # it; `stopped` is that of tpu_pod.sh's stop.
-    "isojax": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
+    # What packs a config is isojax itself, once for the same words: my.yaml is that of all tests.
+    "isojax": f"""if [ "$1" = pack ]; then
+            out=${{@: -1}} words=("${{@:1:$#-2}}")
+            packed=$PACKS/$(printf '%s\n' "${{words[@]}}" | sha1sum | cut -c1-16)
+            [ -e "$packed" ] || "$PYTHON" -c 'from isojax.cli.app import main; main()' \
+                "${{words[@]}}" --out "$packed" || exit
+            cp "$packed" "$out"; exit
+        fi
+        note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         note cache "$JAX_COMPILATION_CACHE_DIR"
         if [ -n "$ENDS" ] && [ "$HOST" = 7 ] && [[ $* == launch* && $* != *--dry-run* ]]; then
             [ -e ends ] || tr ' ' '\n' <<<"$ENDS" >ends
@@ -60,6 +70,7 @@ STAND_INS = {
         exit; }
     [[ $* != *" delete "* ]] || rm -f state
     [[ $* != *" create "* ]] || { [ -z "$ENDS" ] || echo READY >state; exit "${FAILS:-0}"; }
+    [[ $* != *" scp "* ]] || { to=$HOME/${6#*:}; [ "$5" -ef "$to" ] || cp "$5" "$to"; exit; }
     [[ $* == *" ssh "* ]] || exit 0
     for last; do :; done
     for HOST in 7 8; do
@@ -103,6 +114,7 @@ class Stage:
             "HOST": "7",
             "RUNS": "/mnt/runs",
             "ISOJAX": "" if HAS_COMMIT else "isojax",
+            "PYTHON": sys.executable,
         }
         self.environment = {
             **os.environ,
@@ -121,6 +133,8 @@ class Stage:
     ) -> subprocess.Popen[str]:
         pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = ["bash", str(LAUNCH / template), *words]
+        if template == "slurm.sh":  # whose jobs write on this machine
+            environment = {"RUNS": str(self.folder / "runs")} | environment
         return subprocess.Popen(
             command, cwd=self.folder, env={**self.environment, **environment}, text=True, **pipes
         )  # type: ignore[call-overload]
@@ -154,8 +168,13 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def stage(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Stage:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    (packs := tmp_path_factory.getbasetemp() / "packs").mkdir(exist_ok=True)
+    monkeypatch.setenv("PACKS", str(packs))
     return Stage(tmp_path)
 
 
@@ -165,7 +184,7 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
     check, head, workers = [words for words in everything if words[0] == "srun"]
     assert check[1:4] == ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     assert stage.asked("python") == [("7", ["python", "-c", "import isojax,jax,ray"])]
-    ((_, driver),) = stage.asked("isojax")
+    ((_, driver),) = stage.asked("isojax", "launch")
     assert {"--nodes=1", "--ntasks=1", "--nodelist=node-a", "--cpus-per-task=64"} <= set(head)
     assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclude=node-a"} <= set(workers)
@@ -183,7 +202,7 @@ def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -
         2,
         "fsdp=8",
         8,
-        "/mnt/runs",
+        str(stage.folder / "runs"),
     )
     assert len(stage.asked("ray", "ended")) == 2
     tokens = {tuple(words[1:]) for _, words in stage.asked("token")}
@@ -209,10 +228,11 @@ def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
     (_, check), (_, step) = stage.asked("srun")
     assert check[-1] == "import isojax,jax"
     assert step[:2] == ["srun", "--ntasks-per-node=4"]
-    ((_, one),) = stage.asked("isojax")
+    ((_, one),) = stage.asked("isojax", "launch")
     assert one[3:6] == ["--resume", "--processes", "auto"]
     config = check_command(one)
-    assert config is not None and (config.run.mesh, config.run.dir) == ("fsdp=-1", "/mnt/runs")
+    assert config is not None and config.run.mesh == "fsdp=-1"
+    assert config.run.dir == str(stage.folder / "runs")
     assert not stage.asked("ray")
 
 
@@ -221,7 +241,14 @@ def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
     [
         ([], {}, "given no config"),
         (["my.yaml"], {"MODE": "two"}, "given MODE=two, expected ray or one"),
-        (["my.yaml"], {"SLURM_JOB_ID": ""}, "no SLURM job here"),
+        (
+            ["my.yaml"],
+            {"SLURM_JOB_ID": "", "PATH": "/usr/bin:/bin"},
+            "neither a job nor sbatch",
+        ),
+        (["my.yaml"], {"SLURM_JOB_ID": "", "VENV": "/nowhere"}, "given VENV=/nowhere"),
+        (["gone.yaml"], {}, "no such file or name"),
+        (["gone.yaml"], {"SLURM_JOB_ID": ""}, "no such file or name"),
         (
             ["my.yaml"],
             {"VENV": "/nowhere"},
@@ -233,7 +260,8 @@ def test_slurm_refuses_before_it_starts_anything(
     words: list[str], environment: dict[str, str], says: str, stage: Stage
 ) -> None:
     assert says in stage.run("slurm.sh", *words, code=2, **environment)
-    assert not stage.asked("isojax") and not stage.asked("ray") and not stage.asked("pip")
+    assert not stage.asked("isojax", "launch") and not stage.asked("ray")
+    assert not stage.asked("pip") and not stage.asked("sbatch")
 
 
 def on_hosts(stage: Stage) -> list[tuple[str, list[str]]]:
@@ -249,7 +277,8 @@ def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: S
         "tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", "--yes", NFS="10.0.0.2:/runs", SPOT="1"
     )
     verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
-    assert verbs == ["describe", "create", "scp", "ssh", "ssh", "scp", "ssh"]
+    # isojax, its installation, the share; the pack, its packages, the sweep
+    assert verbs == ["describe", "create", "scp", "ssh", "ssh", "scp", "ssh", "ssh"]
     ((_, create),) = stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
     assert create[5:] == [
         "isojax",
@@ -305,7 +334,7 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
         ),
     ):
         assert re.search(line, said), said
-    ((_, check),) = stage.asked("isojax")
+    ((_, check),) = stage.asked("isojax", "launch")
     assert check[3:] == [
         "--dry-run",
         "--compile",
@@ -396,7 +425,7 @@ def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
         ("7", ["--head", "--node-ip-address=10.0.0.7", "--port=6379"]),
         ("8", ["--address=10.0.0.7:6379"]),
     ]
-    ((host, line),) = stage.asked("isojax")
+    ((host, line),) = stage.asked("isojax", "launch")
     assert host == "7" and line[line.index("--ray") + 1] == "auto"
     config = check_command(line)
     assert config is not None and (config.run.mesh, config.run.process_group.tpu) == (
@@ -647,7 +676,7 @@ def test_what_a_pod_cannot_do_is_said(
     words: list[str], environment: dict[str, str], code: int, says: str, stage: Stage
 ) -> None:
     assert says in stage.run("tpu_pod.sh", *words, code=code, **environment)
-    assert not stage.asked("isojax")
+    assert not stage.asked("isojax", "launch")
 
 
 @pytest.mark.parametrize(
@@ -655,18 +684,21 @@ def test_what_a_pod_cannot_do_is_said(
     ["docs/clusters.md", "docs/tutorials/tpu-pod.md", "launch/tpu_pod.sh", "launch/slurm.sh"],
 )
 def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
-    """As they are written, with a yes, on a slice that is there; sbatch starts the script as a
-    job."""
+    """As they are written, with a yes, on a slice that is there; a job is submitted by slurm.sh
+    itself, or by sbatch."""
+    mine = re.search(r"```yaml\n(name: mine\n.*?)```", (ROOT / page).read_text(), re.S)
+    if mine:  # it names files that the hosts have
+        (stage.folder / "mine.yaml").write_text(mine[1])
     lines = re.findall(
-        r"(?:^|[ `])((?:[A-Z]+=[\w.:/-]+ )*)(sbatch )?launch/(\w+\.sh)((?: [a-z][\w.-]*)+)",
+        r"(?:^|[ `])((?:[A-Z]+=[\w.:/-]+ )*)(sbatch )?launch/(\w+\.sh)((?: [a-z][\w./-]*)+)",
         (ROOT / page).read_text().replace("sbatch\n", "sbatch "),
         re.M,
     )
     assert len(lines) >= 2
     for settings, sbatch, template, words in lines:
-        if template == "slurm.sh" and not sbatch:
-            continue
         environment = dict(setting.split("=") for setting in settings.split())
+        if template == "slurm.sh" and not sbatch:
+            environment["SLURM_JOB_ID"] = ""
         nodes = "0" if environment.get("MODE") == "one" else "2"
         yes = ["--yes"] if template == "tpu_pod.sh" else []
         (stage.folder / "asked").unlink(missing_ok=True)
@@ -674,7 +706,7 @@ def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
             template,
             *words.split(),
             *yes,
-            **{"NODES": nodes if sbatch else "0", "STATE": "READY"} | environment,
+            **{"NODES": nodes if template == "slurm.sh" else "0", "STATE": "READY"} | environment,
         )
     if page == "docs/clusters.md":
         (plan,) = re.findall(r" +(slice  .*?) +```", (ROOT / page).read_text(), re.S)
