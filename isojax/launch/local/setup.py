@@ -41,7 +41,12 @@ from isojax.launch.planner import with_kernels
 from isojax.launch.prompt_date import store_date
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
-from isojax.models.attention_autotune import select_attention
+from isojax.models.attention_autotune import (
+    CHANGE_MACHINE,
+    CHANGE_SETTING,
+    CHANGE_SIZES,
+    select_attention,
+)
 from isojax.models.describe_sizes import count_parameters
 from isojax.models.hf import hf_load
 from isojax.rl.recipe_checks import check_algorithm
@@ -241,7 +246,14 @@ def open_sweep(
         )
         avoid_unsafe_cache(cell_devices)
         meshes = cell_devices.meshes()
-        sweep = _with_fastest_attention(config.cell, sized_sweep, budget, meshes[0].training)
+        training_mesh = meshes[0].training
+        # What process 0 finds wrong or slow, all leave out, or refuse.
+        sweep = multiprocess.run_on_primary(
+            lambda: _with_fastest_attention(
+                config.cell, sized_sweep, budget, training_mesh, is_new_run
+            ),
+            SweepConfig,
+        )
 
         rollouts = RolloutOptions(
             engine=config.run.rollouts,
@@ -267,15 +279,18 @@ def open_sweep(
 
 
 def _with_fastest_attention(
-    cell: CellConfig, sweep: SweepConfig, budget: DeviceBudget, mesh: Mesh
+    cell: CellConfig, sweep: SweepConfig, budget: DeviceBudget, mesh: Mesh, is_new_run: bool
 ) -> SweepConfig:
     """The sweep with the kinds of attention that are fastest here, measured where they are not set.
 
-    sweep: with all sizes chosen. They are the same in all processes: process 0 decides.
+    sweep: with all sizes chosen; those of a run that goes on have its attention too, which is only
+    checked. InputError where a kernel that is set is wrong here.
     """
-    fastest = select_attention(cell, sweep, mesh)
-    if not budget.fits(fastest):
-        # Sizes were chosen for kernels, which hold no scores; plain attention does.
-        undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
-        fastest = with_kernels(undecided, budget.mesh, budget.backend, cell)
-    return multiprocess.broadcast(fastest, SweepConfig)
+    fix = CHANGE_SETTING if is_new_run else CHANGE_MACHINE
+    fastest = select_attention(cell, sweep, mesh, fix)
+    if budget.fits(fastest):
+        return fastest
+    # Sizes were chosen for kernels, which hold no scores; plain attention does.
+    undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
+    with_kernel = with_kernels(undecided, budget.mesh, budget.backend, cell)
+    return select_attention(cell, with_kernel, mesh, CHANGE_SIZES if is_new_run else fix)
