@@ -92,9 +92,9 @@ record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray an
 bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each in its own environment, and compare their times with isojax's; ARGS="--only step-4x8" passes on
 	$(BIN)/python benchmarks/peers/compare.py $(MODEL) $(ARGS)
 
-accelerator: $(VENV)/.stamp-run ## measure kernels, sampler and update on this machine's GPU or TPU; ARGS="--out FOLDER" passes on
+accelerator: $(VENV)/.stamp-run ## isojax accelerator on this machine's GPU or TPU, whose JAX is installed first; ARGS="--out FOLDER" passes on
 	$(if $(ACCELERATOR),$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(ACCELERATOR)]")
-	$(BIN)/python benchmarks/accelerator.py $(ARGS)
+	$(BIN)/isojax accelerator $(ARGS)
 
 clean: ## remove caches (the environment and the runs stay)
 	rm -rf .pytest_cache .ruff_cache build dist

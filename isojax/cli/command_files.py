@@ -39,6 +39,7 @@ ORDER = (
     "difficulty",
     "lr-search",
     "pack",
+    "accelerator",
     "clean",
     "settings",
     "template",

@@ -22,6 +22,7 @@ from isojax.core.terminal import warn
 from isojax.launch.time_estimate import CHIPS, DeviceRates
 
 FOLDER_VARIABLE = "ISOJAX_CHIPS"
+FORMAT: Literal["isojax chip rates 1"] = "isojax chip rates 1"
 NO_LINKS = math.inf  # one chip has none, and of other kinds nothing is published here
 
 

@@ -73,33 +73,6 @@ def test_sweep_overhead(scripts: Scripts) -> None:
     assert set(line["spread"].values()) == {0}  # one repeat
 
 
-def test_accelerator(scripts: Scripts, tmp_path: Path) -> None:
-    """On this CPU, which has one attention; the report holds what is printed."""
-    sizes = (
-        "cell.model.layers=1",
-        "cell.model.width=32",
-        "cell.model.head_dim=16",
-        "cell.model.mlp=64",
-    )
-    lengths = (
-        "cell.sampling.prompt_length=4",
-        "cell.sampling.response_length=4",
-        "sweep.decode_slots=8",
-    )
-    *kernels, _, _, figures = scripts("accelerator", *sizes, *lengths, "--out", tmp_path, REPEATS=1)
-    assert figures["device"] == "cpu" and figures["sampler_logp_gap"] < 1e-5
-    assert 0 < figures["share_of_roofline"] < 2 and 0 < figures["mfu"] < 2
-    assert [(x["attention"], x["distance_from_float32"]) for x in kernels] == [
-        ("update", 0),
-        ("decode", 0),
-    ]
-    assert json.loads((tmp_path / "accelerator.json").read_text()) == {
-        **figures,
-        "kernels": kernels,
-    }
-    assert f"| mfu | {figures['mfu']} |" in (tmp_path / "accelerator.md").read_text()
-
-
 def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
     """18 has 7 changes in each of 7 forms; 5, of one digit, has no digits to swap and none to leave
     out: 1 + 7 right and 49 or 35 wrong answers.

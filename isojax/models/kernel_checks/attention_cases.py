@@ -101,6 +101,10 @@ class SelfAttentionCase:
 
     shape: SelfAttentionShape
 
+    @property
+    def is_float32(self) -> bool:
+        return self.shape.dtype == "float32"
+
     def outputs(self, implementation: str, in_float32: bool, key: Array) -> Mapping[str, Array]:
         """As of `KernelCase`; vectors of head_dim numbers."""
         shape = self.shape
@@ -182,6 +186,10 @@ class DecodeCase:
     """Slots that decode some tokens each: what comes out of each, and what the cache holds then."""
 
     shape: DecodeAttentionShape
+
+    @property
+    def is_float32(self) -> bool:
+        return self.shape.dtype == "float32"
 
     def outputs(self, implementation: str, in_float32: bool, key: Array) -> Mapping[str, Array]:
         """As of `KernelCase`; vectors of head_dim numbers, those of the cache by key head."""

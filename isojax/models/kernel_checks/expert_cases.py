@@ -34,6 +34,10 @@ class ExpertsCase:
     top_k: int  # experts of a row
     dtype: str
 
+    @property
+    def is_float32(self) -> bool:
+        return self.dtype == "float32"
+
     def outputs(self, implementation: str, in_float32: bool, key: Array) -> Mapping[str, Array]:
         """As of `KernelCase`; vectors of `width` numbers."""
         E, D, F = self.experts, self.width, self.hidden
@@ -113,6 +117,10 @@ class GroupedCase:
     outputs_per_row: int
     experts: int
     dtype: str
+
+    @property
+    def is_float32(self) -> bool:
+        return self.dtype == "float32"
 
     @property
     def group_sizes(self) -> np.ndarray:
