@@ -195,3 +195,18 @@ def test_a_sweep_runs_and_is_fitted_without_a_checkout(installed: Installed) -> 
         list(run_folder.glob("cells/*/records.jsonl"))
     ) == 2
     assert json.loads(installed("fit", "runs/quickstart", "--json"))["curves"]
+
+
+@pytest.mark.nightly
+def test_the_kernels_are_checked_without_a_checkout(installed: Installed) -> None:
+    """TPU kernels interpreted on this CPU, in three minutes of its time."""
+    before = os.times()
+    text = installed("accelerator")
+    after = os.times()
+    assert after.children_user - before.children_user < 180
+    folder = installed.work / "runs/accelerator"
+    assert (folder / "accelerator.txt").read_text() in text
+    document = json.loads((folder / "accelerator.json").read_text())
+    compared = {x["kernel"] for x in document["kernels"] if x["error"] is not None}
+    assert compared == {"splash", "flash_decode", "tpu_experts", "tpu_grouped"}
+    assert [program["name"] for program in document["programs"]] == ["sampling", "update"]

@@ -1,7 +1,7 @@
 """The kernels of each platform, each with cases that show its mistakes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isojax.models.attention_calls import DecodeAttentionShape, SelfAttentionShape
 from isojax.models.kernel_checks.attention_cases import case_of
@@ -49,8 +49,8 @@ def _forward_kernels(platform: str, dtype: str) -> Iterator[CheckedKernel]:
         dtype=dtype,
     )
     yield CheckedKernel(kernel, "rows after prompts", implementation, case_of(shape))
-    window = SelfAttentionShape(**{**vars(shape), "window": 100})
-    yield CheckedKernel(kernel, "a window of 100", implementation, case_of(window))
+    window = case_of(replace(shape, window=100))
+    yield CheckedKernel(kernel, "a window of 100", implementation, window)
 
 
 def _decode_kernels(platform: str, dtype: str) -> Iterator[CheckedKernel]:
@@ -68,10 +68,12 @@ def _decode_kernels(platform: str, dtype: str) -> Iterator[CheckedKernel]:
         unrolled=platform == "gpu",
     )
     yield CheckedKernel(kernel, "slots that are refilled", implementation, case_of(shape))
-    ring = DecodeAttentionShape(**{**vars(shape), "window": 1030, "head_dim": 128})
+    # Interpreted, a kernel takes seconds: on a CPU, the ring is of int8 too.
+    cache_dtype = "int8" if platform == "cpu" else dtype
+    ring = replace(shape, head_dim=128, window=1030, cache_dtype=cache_dtype)
     yield CheckedKernel(kernel, "a ring of 1030", implementation, case_of(ring))
-    if platform != "gpu":  # no kernel of a GPU reads int8
-        int8 = DecodeAttentionShape(**{**vars(shape), "cache_dtype": "int8"})
+    if platform == "tpu":  # no kernel of a GPU reads int8
+        int8 = replace(shape, cache_dtype="int8")
         yield CheckedKernel(kernel, "an int8 cache", implementation, case_of(int8))
 
 
