@@ -26,7 +26,7 @@ from isojax.runs.ledger import Ledger, write_run
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(20)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(70)]
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.compiler import AS_USERS_DO, flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
 

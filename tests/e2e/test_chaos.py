@@ -12,7 +12,7 @@ import pytest
 
 from tests.compiler import QUICK, flags
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(65)]
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():

@@ -12,7 +12,7 @@ import pytest
 
 from tests.compiler import QUICK, flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(20)]
 
 FINISHED = "Finished XLA compilation of "
 GROW = "sweep.schedules={1-growing: '13x2, 13x4 from 50, 13x8 from 100, 16x16 from 200'}"

@@ -21,7 +21,7 @@ from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.command_line import REPOSITORY, TINY, Fork, Isojax, Nursery
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(100)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(200)]
 
 PAGES = [
     REPOSITORY / "README.md",

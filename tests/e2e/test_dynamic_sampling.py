@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 # 48 training problems are 6 batches an epoch, and groups of the tiny task are often of equal
 # rewards

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 # isojax's sampler, by another name: it counts what it is asked for.
 ENGINE = """

@@ -13,7 +13,7 @@ from tests.e2e.test_text import FLAGS
 from tests.e2e.test_turns import HOST_CELL, ON_DEVICE, ON_HOST, prepare_chat
 from tests.e2e.tiny_lm import SHAPE, make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(70)]
 
 MOE = (
     "tiny.yaml",

@@ -19,7 +19,7 @@ from tests.compiler import QUICK, flags
 from tests.e2e.command_line import Isojax
 from tests.e2e.tiny_lm import make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(40)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(55)]
 
 # Numbers from 0 to 1 by problem and response, whatever the random policy says.
 REWARDS = """\

@@ -21,7 +21,7 @@ from tests.e2e.command_line import SECONDS, Fork, Isojax
 from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(70)]
 
 CELL = "4x4-s0"
 WORDS = (

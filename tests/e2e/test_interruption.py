@@ -11,7 +11,7 @@ import pytest
 from tests.compiler import QUICK, flags
 from tests.e2e.test_text import prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(20)]
 
 ONE = ("train", "sums.yaml", "sweep.n=[4]", "sweep.budget=40", "cell.sampling.response_length=9")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.compiler import AS_USERS_DO, flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(55)]
 
 MESH = "data=4,tensor=2"
 

@@ -24,7 +24,7 @@ import pytest
 
 from tests.e2e.command_line import SECONDS, Isojax, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(160)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(170)]
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 QUIET = {

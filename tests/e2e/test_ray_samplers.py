@@ -16,7 +16,7 @@ from tests.e2e.test_hosts import MARKING, WORDS, rows
 from tests.e2e.test_ray import QUIET, wait
 from tests.e2e.test_text import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(180)]
 
 
 def process_that_prints_to(log: Path) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
 LOSS = '''

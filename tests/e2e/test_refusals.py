@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow  # whole commands; the conditions have fast tests in their rooms
+# Whole commands; the conditions have fast tests in their rooms.
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(20)]
 
 SETTINGS = {
     "unknown key": (["cell.rl.learnin_rate=1"], ["learnin_rate", "cell.rl.learning_rate"]),

@@ -22,7 +22,7 @@ from isojax.tasks.sources.tfds import write_dataset
 from tests.e2e.tiny_lm import make_model
 from tests.tasks.tokenizer_folders import byte_level
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 SETTINGS = """\
 name: text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(50)]
 
 # 48 training problems are 6 updates an epoch; a cell of 78 updates
 WORDS = (

@@ -15,7 +15,7 @@ import pytest
 from tests.compiler import AS_USERS_DO, flags
 from tests.runs.test_loggers import curves, event_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(75)]
 
 # the second of four cells, killed with so many of its 13 lines written
 HALF_DONE = "8x2-s1"

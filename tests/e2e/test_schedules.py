@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import tiny_lm
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(40)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
 ONLY = ("sweep.B_p=[]", "sweep.n=[]", "sweep.seeds=1", "sweep.budget=1200", "sweep.B_max=128")
 GROW = "{grow: '8x2, 8x4 from 200, 16x4 from 400, 16x8 from 700'}"

@@ -16,7 +16,7 @@ from tests.e2e.command_line import Isojax
 from tests.e2e.own_server import FLAGS, OwnServer
 from tests.e2e.test_text import killed_at, prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(20)]
 
 PROBLEMS, ATTEMPTS = 40, 24  # a request is for at most 16 rollouts
 LABELLING = (

@@ -17,7 +17,7 @@ from tests.e2e.command_line import Isojax, Nursery
 from tests.e2e.own_server import FLAGS, OwnServer
 from tests.e2e.test_text import killed_at, prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(65)]
 
 UPDATES, CELL = 10, "4x4-s0"
 WORDS = ("train", "sums.yaml", "sweep.n=[4]", f"sweep.budget={16 * UPDATES}", "cell.eval.ratio=2")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.command_line import Isojax, Nursery
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(50)]
 
 WORDS = ("spend", "tiny.yaml", "sweep.n=[2,4,8]", "run.checkpoint_seconds=0")
 BUDGET = ("--budget", "6000")

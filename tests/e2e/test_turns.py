@@ -15,7 +15,7 @@ from tests.e2e.command_line import Isojax
 from tests.e2e.test_hosts import ended, start
 from tests.e2e.test_text import FLAGS, killed_at, prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(55)]
 
 KILLS = int(os.environ.get("ISOJAX_TEST_KILLS", "1"))  # of each run
 ON_DEVICE = (

@@ -28,7 +28,7 @@ from isojax.launch.watchdog import (
     UNREACHABLE_CODE,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(70)]
 
 # A process of a run that hangs, as in a collective, until it receives how to go on.
 MEMBER = """
