@@ -142,7 +142,12 @@ def unpack(packed: BinaryIO, label: str) -> UnpackedPack:
         with exclusive_lock(root.with_name(f"{digest}.lock"), UNPACK_TIMEOUT):
             if not root.is_dir():
                 packed.seek(0)
-                _extract(packed, root, label)
+                try:
+                    _extract(packed, root, label)
+                except InputError:
+                    # On a file system without locks another process may have been faster.
+                    if not root.is_dir():
+                        raise
     return UnpackedPack(root / CONFIG, root / read_json_object(root / MANIFEST)["folder"])
 
 
