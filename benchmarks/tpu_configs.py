@@ -21,7 +21,7 @@ from typing import Any
 
 from isojax.core.config import Config, SweepConfig
 from isojax.core.config.load import load_config
-from isojax.launch.device_budget import DeviceBudget, fit_to_memory
+from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_sizes
 from isojax.launch.forecast import Forecast, forecast_sweep_times, label_rollouts
 from isojax.launch.local.compile_for_topology import compile_programs, run_in_child_process
 from isojax.launch.local.compiled_times import compiled_times
@@ -150,18 +150,21 @@ def planned_bytes(memory: MemoryEstimate) -> dict[str, int]:
 
 
 def figures_of(command: PlanCommand, planned: Plan, out: Path | None) -> CompilerFigures:
-    """`compile_plan`, or what an earlier call of it has written into the folder `out`."""
-    name = f"{command.title}, {planned.sweep.decode_slots} slots, {planned.budget.mesh}.json"
-    file = None if out is None else out / re.sub(r"[:, ]+", "-", name)
-    if file is not None and file.is_file():
+    """`compile_plan`, or what an earlier call with the same sizes wrote into the folder `out`."""
+    if out is None:
+        return compile_plan(planned)
+
+    sizes = f"{planned.budget.mesh} {format_sizes(planned.sweep)}"
+    file = out / f"{re.sub('[: ]+', '-', command.title)}.json"
+    if file.is_file():
         saved = json.loads(file.read_text())
-        times = saved["times"] and ProgramTimes(**saved["times"])
-        return CompilerFigures(saved["needed"], times)
+        if saved["sizes"] == sizes:
+            times = saved["times"] and ProgramTimes(**saved["times"])
+            return CompilerFigures(saved["needed"], times)
 
     figures = compile_plan(planned)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(figures)))
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"sizes": sizes, **asdict(figures)}))
     return figures
 
 

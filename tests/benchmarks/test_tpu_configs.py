@@ -22,8 +22,8 @@ from isojax.core.config import load_config
 GSM8K = load_config("gsm8k")
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 COMMANDS = list(all_commands())
+FIRST_COMMANDS = [commands[0] for commands in map(read_commands, CONFIGS)]
 of_each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-of_each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.title)
 
 
 def test_the_first_lines_of_a_config_have_its_commands(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_its_commands_plan_it_with_its_models_shape(path: Path) -> None:
 
 
 @pytest.mark.slow
-@of_each_command
+@pytest.mark.parametrize("command", FIRST_COMMANDS, ids=lambda command: command.title)
 def test_it_fits_by_the_planner(command: PlanCommand) -> None:
     planned = plan(command)
     assert planned.budget.fits(planned.sweep)
@@ -80,7 +80,7 @@ def test_it_fits_by_the_planner(command: PlanCommand) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
-@of_each_command
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.title)
 def test_it_fits_by_the_compiler_as_planned(command: PlanCommand) -> None:
     planned = plan(command)
     figures = compile_plan(planned)
