@@ -14,6 +14,9 @@ class MirroredFolder(Protocol):
     def push(self, path: Path) -> None:
         """Put a file to the URL, if it is below the folder."""
 
+    def fetch_below(self, path: Path) -> None:
+        """Bring what another process of the run has written below a folder of this one."""
+
 
 class MirroredFolders:
     """A folder is uploaded while `uploading` lasts, and named by its URL to the end of the process:
@@ -41,6 +44,12 @@ class MirroredFolders:
         """A file was written whole, or appended to."""
         for folder in self.uploaded:
             folder.push(path)
+
+    def fetch_below(self, path: Path) -> None:
+        """Bring what process 0 has written below a folder, to the other processes of its run, where
+        the processes share a URL alone. Nothing happens where they share a disk."""
+        for folder in self.uploaded:
+            folder.fetch_below(path)
 
     def name_urls(self, text: str) -> str:
         """A text with URLs in the place of the folders."""

@@ -4,50 +4,64 @@
 With `run.dir` a URL, a run works in a scratch folder of its machine, and whatever it writes there
 is put to the URL in the same order, a checkpoint's mark after all its files: a kill at any instant
 leaves at the URL what it could have left on a disk, and `--resume` on any machine continues from it
-to the same bits."""
+to the same bits.
+
+Of several processes that train a run, each has a scratch folder. Process 0 writes to the URL; the
+others read there what it has written, and add their parts of checkpoints
+(runs/mirrored_checkpoints.py)."""
 
 import hashlib
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 from isojax.runs.storage import (
+    FolderLocked,
     Lease,
+    PeerLease,
     RemoteFolder,
+    WriteGuard,
     error_summary,
     exclusive_lock,
     is_leased,
     is_locked,
-    run_in_thread,
 )
 
 CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
 # the object that says that a cell keeps checkpoints, as an empty folder does on a disk
 STARTED_MARK = "started"
 COMPLETE_SUFFIX = ".whole"  # of the mark of a whole checkpoint, checkpoint/16.whole
+# Files of a checkpoint are ITEM/FILE at most; those that hold arrays are deeper.
+FILE_DEPTH = 2
 
 
 class Mirror:
     """A folder at a URL and its like on this machine."""
 
     def __init__(
-        self, url: str, local: Path, remote: RemoteFolder | None = None, lease: Lease | None = None
+        self,
+        url: str,
+        local: Path,
+        remote: RemoteFolder | None = None,
+        guard: WriteGuard | None = None,
+        writes: bool = True,
     ):
-        """`lease`: the right to write there; None for a process that only reads, or that works for
-        the holder."""
+        """`guard`: of the right to write there; None for a process that only reads, or that works
+        for the holder. `writes`: whether what is written in the folder goes to the URL; not in the
+        processes of a run other than process 0."""
         self.url = url
         self.local = local
         self.remote = remote or RemoteFolder(url)
-        self._lease = lease
+        self.writes = writes
+        self._guard = guard
+        self._lease_stack = ExitStack()  # ends the lease that `take_lease` has taken
         # file -> (time of its last change, bytes) as it is at the URL
         self._uploaded: dict[Path, tuple[int, int]] = {}
 
@@ -58,7 +72,8 @@ class Mirror:
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
         """Copy what is at the URL to the folder on this machine, and return the number of files.
 
-        with_checkpoints: also the checkpoints that are whole. cell_name: of the cells only this
+        with_checkpoints: also the checkpoints that are whole, without their arrays, which are
+        fetched when they are read (runs/mirrored_checkpoints.py). cell_name: of the cells only this
         one, such as "16x8-s0"; "" for all. InputError where the storage cannot be read.
         """
         remote_names = self.remote.find()
@@ -78,69 +93,70 @@ class Mirror:
     def push(self, path: Path) -> None:
         """Upload a file, or all files in a folder, if changed since the last upload or download.
 
-        Checkpoints (`push_checkpoint` does these) and hidden files are left out, and so is what is
-        not in the mirror's folder. RunFailed where the URL cannot be written, or another process
-        has begun to write there.
+        Checkpoints (runs/mirrored_checkpoints.py does these) and hidden files are left out, and so
+        is what is not in the mirror's folder. RunFailed where the URL cannot be written, or another
+        process has begun to write there.
         """
+        if not self.writes:
+            return
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if not file.is_relative_to(self.local) or not file.is_file():
                 continue
-            name = self._remote_name(file)
+            name = self.remote_name(file)
             if any(part.startswith((".", CHECKPOINTS_FOLDER)) for part in name.split("/")):
                 continue
 
             # Taken before the file is read: what is written meanwhile is put the next time.
             fingerprint = _stat_fingerprint(file)
             if self._uploaded.get(file) != fingerprint:
-                with self._guarded_write():
+                with self.guarded_write():
                     self.remote.write(name, file.read_bytes())
                 self._uploaded[file] = fingerprint
 
-    def push_checkpoint(self, folder: Path) -> None:
-        """Upload one checkpoint, a folder checkpoint/M that is complete on this machine.
+    def fetch_below(self, path: Path) -> None:
+        """Bring what process 0 has written below a folder; nothing in a process that writes."""
+        if self.writes or not path.is_relative_to(self.local):
+            return
+        downloads = []
+        for name in sorted(self.remote.find(self.remote_name(path))):
+            file = self.local / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            downloads.append((name, file))
+        self.remote.get(downloads)
 
-        After all its files comes its mark, M.whole; then the checkpoints that are no longer on this
-        machine are removed from the URL. RunFailed as by `push`.
-        """
-        name = self._remote_name(folder)
-        checkpoints_name = self._remote_name(folder.parent)
-        with self._guarded_write():
-            # The mark is removed before the files, and written after them, so that a process that
-            # is killed leaves no mark at a part of a checkpoint.
-            self._remove_checkpoint(name)
-            files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-            self.remote.put_all((self._remote_name(file), file) for file in files)
-            self.remote.write(name + COMPLETE_SUFFIX, b"whole\n")
-
-            local_names = {path.name for path in folder.parent.iterdir()}
-            remote_names = {
-                remote_name.removesuffix(COMPLETE_SUFFIX)
-                for remote_name in self.remote.list_folder(checkpoints_name)
-            }
-            for stale_name in remote_names - local_names - {STARTED_MARK}:
-                self._remove_checkpoint(f"{checkpoints_name}/{stale_name}")
-
-    def mark_started(self, checkpoints_folder: Path) -> None:
-        """Say at the URL that a cell keeps its checkpoints in this folder."""
-        with self._guarded_write():
-            self.remote.write(
-                f"{self._remote_name(checkpoints_folder)}/{STARTED_MARK}", b"started\n"
-            )
-
-    def _remove_checkpoint(self, name: str) -> None:
-        self.remote.remove(name + COMPLETE_SUFFIX)
-        self.remote.remove(name)
-
-    def _remote_name(self, path: Path) -> str:
+    def remote_name(self, path: Path) -> str:
+        """The name at the URL of a file or folder in the mirror's folder."""
         return path.relative_to(self.local).as_posix()
 
+    def take_lease(self) -> str:
+        """Take the right to write to the URL until `release_lease`, and return its token.
+
+        It may wait until a process that was killed counts as dead. InputError where another process
+        has it.
+        """
+        lease = self._lease_stack.enter_context(Lease(self.remote))
+        self._guard = lease
+        self.writes = True
+        return lease.token
+
+    def release_lease(self) -> None:
+        """Give the right to write back, where this process has taken it by `take_lease`."""
+        self._lease_stack.close()
+
+    def follow_lease(self, token: str) -> None:
+        """Write only parts of checkpoints, and these as long as process 0 has the lease.
+
+        `token`: what `take_lease` has returned there.
+        """
+        self._guard = PeerLease(self.remote, token)
+
     @contextmanager
-    def _guarded_write(self) -> Iterator[None]:
+    def guarded_write(self) -> Iterator[None]:
         """RunFailed for whatever goes wrong while a run writes."""
         try:
-            if self._lease is not None:
-                self._lease.check()
+            if self._guard is not None:
+                self._guard.check()
             yield
         except RunFailed:
             raise
@@ -161,13 +177,18 @@ def find_mirror(folder: Path) -> Mirror | None:
     return next((mirror for mirror in _mirrors() if mirror.local == folder), None)
 
 
+def containing_mirror(path: Path) -> Mirror | None:
+    """The mirror whose folder holds a path; None of a path on a disk."""
+    return next((mirror for mirror in _mirrors() if path.is_relative_to(mirror.local)), None)
+
+
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:
     """Whether `Mirror.pull` copies an object.
 
     Not a hidden file, not one of another cell than `cell_name` (if that is not ""), and of
-    checkpoints only those that are whole, if asked for. name: relative to the URL, as
-    "cells/8x4-s0/records.jsonl". remote_names: of all objects there, among them the marks of whole
-    checkpoints.
+    checkpoints only those that are whole, if asked for, without the files of arrays. name: relative
+    to the URL, as "cells/8x4-s0/records.jsonl". remote_names: of all objects there, among them the
+    marks of whole checkpoints.
     """
     *folders, file_name = name.split("/")
     if file_name.startswith("."):
@@ -178,41 +199,17 @@ def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell
         return True
 
     # cells/CELL/checkpoint/M, whose mark is beside it
-    depth = folders.index(CHECKPOINTS_FOLDER)
-    checkpoint = "/".join(name.split("/")[: depth + 2])
-    return with_checkpoints and checkpoint + COMPLETE_SUFFIX in remote_names
+    parts = name.split("/")
+    end = folders.index(CHECKPOINTS_FOLDER) + 2
+    checkpoint = "/".join(parts[:end])
+    is_of_array = len(parts[end:]) > FILE_DEPTH
+    is_complete = checkpoint + COMPLETE_SUFFIX in remote_names
+    return with_checkpoints and is_complete and not is_of_array
 
 
 def _stat_fingerprint(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size
-
-
-CheckpointUploader = Callable[[Path, Callable[[], bool]], Future[None]]
-
-
-def checkpoint_uploader(folder: Path) -> CheckpointUploader | None:
-    """A function that uploads a cell's checkpoints to the URL of its sweep in the background.
-
-    None where the sweep is not at a URL. folder: the one that holds the cell's checkpoints.
-    The function takes a checkpoint's folder, and a function that is true while the checkpoint is
-    still being written. It returns a future at once; its thread waits for that to end, and uploads.
-    """
-    mirror = next((one for one in _mirrors() if folder.is_relative_to(one.local)), None)
-    if mirror is None:
-        return None
-    mirror.mark_started(folder)
-
-    def push_when_written(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
-        while is_writing():
-            time.sleep(0.02)
-        if checkpoint_folder.exists():  # otherwise its writer reports why not
-            mirror.push_checkpoint(checkpoint_folder)
-
-    def start(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> Future[None]:
-        return run_in_thread(lambda: push_when_written(checkpoint_folder, is_writing))
-
-    return start
 
 
 NO_FOLDERS = ("--server",)  # options whose value is a URL, but of no folder
@@ -249,37 +246,36 @@ def remote_workspace(
     first, and what a run writes is uploaded as it is written. Where `run_dir` is a folder, nothing
     happens.
 
-    `multi_process`: the run has several processes, which is an InputError at a URL, as is storage
-    that cannot be reached, or another process that writes there. `dry_run`: read only, without
+    `multi_process`: the run has several processes. They do not know one another yet, so each of
+    them reads what is at the URL, and may not write there until `share_mirror` of
+    launch/local/mirror_processes.py has brought them together. `dry_run`: read only, without
     checkpoints. `cell_name`: given by a worker of a sweep that another process runs; only the
-    sweep's files and this cell are mirrored, and the lease (the right to write) is not taken."""
+    sweep's files and this cell are mirrored, and the lease (the right to write) is not taken.
+
+    InputError where the storage cannot be reached, or another process writes there."""
     if not is_url(run_dir):
         yield
         return
-    if multi_process:
-        raise InputError(
-            where="run.dir",
-            found=f"given {run_dir} with several processes",
-            expected="a folder that all share, for checkpoints",
-            fix="Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md).",
-        )
 
     url = f"{run_dir.rstrip('/')}/{name}"
     remote = RemoteFolder(url)
-    lease = None
     with ExitStack() as stack:
+        lease = None
         if dry_run:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
+        elif multi_process:
+            scratch = stack.enter_context(_unused_scratch_folder(url))
         else:
-            scratch = _scratch_folder(url, cell_name)
             if not cell_name:
                 lease = stack.enter_context(Lease(remote))
+            scratch = _scratch_folder(url, cell_name)
             stack.enter_context(exclusive_lock(scratch))
-            # of a run that was killed; the URL has what counts
-            shutil.rmtree(scratch / name, ignore_errors=True)
 
-        mirror = Mirror(url, scratch / name, remote, lease)
-        mirror.pull(with_checkpoints=not dry_run, cell_name=cell_name)
+        # of a run that was killed; the URL has what counts
+        shutil.rmtree(scratch / name, ignore_errors=True)
+        mirror = Mirror(url, scratch / name, remote, lease, writes=not multi_process)
+        stack.callback(mirror.release_lease)
+        mirror.pull(with_checkpoints=not (dry_run or multi_process), cell_name=cell_name)
         stack.enter_context(mirror.auto_upload())
         try:
             yield
@@ -303,6 +299,21 @@ def _scratch_folder(url: str, cell_name: str) -> Path:
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     digest = hashlib.sha256(f"{url} {cell_name}".encode()).hexdigest()[:12]
     return cache_folder / "isojax" / "runs" / digest
+
+
+@contextmanager
+def _unused_scratch_folder(url: str) -> Iterator[Path]:
+    """A folder below the user's cache for a sweep's URL that no other process of this machine uses
+    while the context lasts; those of processes that were killed are used again."""
+    for number in count():
+        folder = _scratch_folder(url, f"process {number}")
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(folder))
+            except FolderLocked:
+                continue
+            yield folder
+            return
 
 
 def is_written(folder: Path) -> bool:

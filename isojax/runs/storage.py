@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 from uuid import uuid4
 
 from isojax.core.atomic_files import write_bytes
@@ -62,10 +62,12 @@ class RemoteFolder:
                 expected=f"a place you may write: {fix}",
             ) from e
 
-    def find(self) -> set[str]:
-        """The names of all objects; of a file, an empty name. Raises InputError."""
+    def find(self, folder: str = "") -> set[str]:
+        """The names of all objects below a folder, "" for all; of a file, an empty name. Raises
+        InputError."""
         self._fs.invalidate_cache()
-        paths: list[str] = self.call_with_timeout(lambda: self._fs.find(self._root))
+        start = self._full_path(folder)
+        paths: list[str] = self.call_with_timeout(lambda: self._fs.find(start))
         return {
             name.removeprefix(self._root).removeprefix("/")
             for name in paths
@@ -73,7 +75,9 @@ class RemoteFolder:
         }
 
     def get(self, pairs: Sequence[tuple[str, Path]]) -> None:
-        """Copy objects, each to its file. Raises InputError."""
+        """Copy objects, each to its file, in a folder that is there. Raises InputError."""
+        if not pairs:
+            return
         remote_paths = [self._full_path(name) for name, _ in pairs]
         local_paths = [str(path) for _, path in pairs]
         try:
@@ -248,13 +252,18 @@ class LeaseHolder:
         return False
 
 
+class WriteGuard(Protocol):
+    def check(self) -> None:
+        """RunFailed where this process may not write to a URL any more."""
+
+
 class Lease:
     """The right to write, as a context. Entering may wait until a process that was killed counts as
     dead. A thread renews it until the context ends."""
 
     def __init__(self, remote: RemoteFolder):
         self._remote = remote
-        self._token = uuid4().hex
+        self.token = uuid4().hex  # names this lease at the URL
         self._renewed_at = 0.0
         self._taken_over_by = ""  # the name of another holder, from when on nothing is written
         self._closed = threading.Event()
@@ -332,13 +341,13 @@ class Lease:
 
     def _write_lock(self) -> None:
         now = time.time()
-        holder = LeaseHolder(_host_id(), os.getpid(), self._token, now)
+        holder = LeaseHolder(_host_id(), os.getpid(), self.token, now)
         self._remote.write(LOCK_FILE, json.dumps(asdict(holder)).encode())
         self._renewed_at = now
 
     def _check_holder(self) -> None:
         holder = self.read_holder()
-        if holder is not None and holder.token != self._token:
+        if holder is not None and holder.token != self.token:
             self._taken_over_by = holder.name
 
     def _renew_loop(self) -> None:
@@ -348,6 +357,27 @@ class Lease:
                 self._check_holder()
                 if not self._taken_over_by:
                     self._write_lock()
+
+
+class PeerLease:
+    """The lease of process 0, as another process of the same run sees it, which writes its part of
+    checkpoints."""
+
+    def __init__(self, remote: RemoteFolder, token: str):
+        """`token`: of the lease that process 0 holds."""
+        self._remote = remote
+        self._token = token
+
+    def check(self) -> None:
+        """RunFailed where process 0 has not the lease any more. The lock at the URL is read at each
+        call: this process does not know when it was renewed last."""
+        holder = Lease(self._remote).read_holder()
+        if holder is None or holder.token != self._token:
+            new_holder = "" if holder is None else f"; {holder.name} has it"
+            raise RunFailed(
+                f"process 0 of this run has lost the lease of {self._remote.url}{new_holder}. This "
+                "process ends."
+            )
 
 
 def _host_id() -> str:

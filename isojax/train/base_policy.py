@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save
 from isojax.core.atomic_files import append_bytes, read_file, write_bytes, write_text
 from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig, load_config
 from isojax.core.errors import InputError
+from isojax.core.mirrored_folders import MIRRORED_FOLDERS
 from isojax.core.nouns import Problem
 from isojax.core.start_file import LABELS_FOLDER, describe_warning, write_start_report
 from isojax.core.table_files import parse_json
@@ -389,6 +390,7 @@ def _train_where_needed(
             save({name: np.ascontiguousarray(x) for name, x in flat.items()}),
         )
     multiprocess.barrier("the base policy is there")
+    MIRRORED_FOLDERS.fetch_below(folder)
 
 
 def _choose_problems(
@@ -426,6 +428,7 @@ def _choose_problems(
         with_constant = host_verifies and cell.reward.kind == "binary"
         _save_problems(folder, cell.model, selection, fingerprint, with_constant)
     multiprocess.barrier("the problems are chosen")
+    MIRRORED_FOLDERS.fetch_below(folder)
 
 
 def _save_problems(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from zlib import crc32
 
 import jax
@@ -35,10 +35,21 @@ from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.optimizer import TrainState
+from isojax.train.checkpoint_shards import fetch_shards
 
-# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written
-# (runs/mirror.py).
-StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
+
+class RemoteCheckpoints(Protocol):
+    """Where a cell's checkpoints are copied to, and their arrays come from
+    (runs/mirrored_checkpoints.py)."""
+
+    def start_upload(self, checkpoint: Path, is_writing: Callable[[], bool]) -> Future[None]:
+        """Begin to copy a checkpoint's folder, once `is_writing()` is false."""
+        ...
+
+    def fetch(self, folder: Path, is_wanted: Callable[[str], bool]) -> None:
+        """Bring the files of a checkpoint's folder that are not here yet; `is_wanted` is called
+        with the name of each, relative to the folder."""
+        ...
 
 
 class RunSpan(NamedTuple):
@@ -112,33 +123,50 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     be written.
     """
 
-    def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
-        """`folder` is made if it is not there. `start_upload`: copies each checkpoint elsewhere;
-        None: none is copied."""
+    def __init__(self, folder: Path, remote: RemoteCheckpoints | None = None, max_to_keep: int = 2):
+        """`folder` is made if it is not there. `remote`: where each checkpoint is copied to; None:
+        nowhere. With it, each of several processes has a folder on its machine, which holds the
+        shards of its devices."""
         self.folder = folder.absolute()
         self.max_to_keep = max_to_keep
-        self._start_upload = start_upload
+        self._remote = remote
+        self._has_own_folder = remote is not None and multiprocess.is_multiprocess()
         self._upload: Future[None] | None = None  # of the last checkpoint
         _hide_late_errors()
-        multiprocess.run_on_primary(lambda: self.folder.mkdir(parents=True, exist_ok=True), None)
+        if self._has_own_folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        else:
+            multiprocess.run_on_primary(
+                lambda: self.folder.mkdir(parents=True, exist_ok=True), None
+            )
         self._open()
 
     def _open(self) -> None:
         """Open Orbax's manager: at first, and after a checkpoint was moved, as it lists the folder
         only when it is opened."""
         # With its processes named, Orbax synchronises no devices: a sampler may be at work on them.
+        # With None as primary host, each process makes folders and files in its own folder.
         processes = ocp.options.MultiprocessingOptions(
-            active_processes=set(multiprocess.members()), barrier_sync_key_prefix="isojax"
+            primary_host=None if self._has_own_folder else 0,
+            active_processes=set(multiprocess.members()),
+            barrier_sync_key_prefix="isojax",
         )
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self.max_to_keep,
             create=False,  # not supported with the processes named
             cleanup_tmp_directories=True,  # torn by a kill
-            async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
+            async_options=ocp.AsyncOptions(
+                barrier_sync_fn=_save_barrier,
+                # else a process may take another one's folders for its own
+                create_directories_asynchronously=not self._has_own_folder,
+            ),
             multiprocessing_options=processes,
         )
+        handlers = _handlers_of_parts(processes) if self._has_own_folder else None
         with ORBAX_LOCK:
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            self._manager = ocp.CheckpointManager(
+                self.folder, options=options, item_handlers=handlers
+            )
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -171,7 +199,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             # This process trains alone, and others only sample: where there are several processes,
             # Orbax saves no array of one of them, but host arrays.
             trees = jax.device_get(trees)
-        items: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in trees.items()}
+        save_args = ocp.args.PyTreeSave if self._has_own_folder else ocp.args.StandardSave
+        items: dict[str, Any] = {name: save_args(part) for name, part in trees.items()}
         for name, data in (("clock", clock), ("host", host_data)):
             items[name] = ocp.args.JsonSave(data | {CHECKSUM_KEY: json_checksum(data)})
 
@@ -179,8 +208,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         with self._writing():
             if cursor.M not in self._manager.all_steps():
                 self._manager.save(cursor.M, args=ocp.args.Composite(**items))
-                if self._start_upload:
-                    self._upload = self._start_upload(
+                if self._remote is not None:
+                    self._upload = self._remote.start_upload(
                         self.folder / f"{cursor.M}", self._manager.is_saving_in_progress
                     )
 
@@ -203,8 +232,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             if M is None:
                 return None
             try:
-                path = self.folder / str(M)
-                state, cursor = _read_arrays(path, "state", state_trees(abstract_state))
+                state, cursor = self._read(M, "state", state_trees(abstract_state))
                 return TrainState(**state), cursor
             except CorruptCheckpoint as e:
                 self.set_aside(M, f"is damaged ({e})")
@@ -217,11 +245,18 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         from what was saved.
         """
         try:
-            arrays, _ = _read_arrays(self.folder / str(M), "pending", template)
+            arrays, _ = self._read(M, "pending", template)
             return arrays
         except CorruptCheckpoint as e:
             self.set_aside(M, f"is damaged ({e})")
             raise
+
+    def _read(self, M: int, name: str, template: Any) -> tuple[Any, RunCursor]:
+        """`_read_arrays` of the checkpoint after M updates, whose arrays are fetched before."""
+        path = self.folder / str(M)
+        if self._remote is not None:
+            fetch_shards(self._remote.fetch, path / name, template)
+        return _read_arrays(path, name, template)
 
     def set_aside(self, M: int, reason: str) -> None:
         """Moves a checkpoint to another folder, where a person can look at it, and prints why.
@@ -239,9 +274,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
         with ORBAX_LOCK:
             self._manager.close()
+        path = self.folder / str(M)
         if multiprocess.is_primary():
-            path = self.folder / str(M)
             warn(f"the checkpoint {path} {reason}; moved to {new_path}; {consequence}")
+        if multiprocess.is_primary() or self._has_own_folder:
             path.rename(new_path)
         multiprocess.barrier("a checkpoint is moved aside")
         self._open()
@@ -272,6 +308,26 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                     f"a checkpoint cannot be written to {self.folder} ({_shorten(e)}); {fallback}. "
                     "Solve that, and continue with --resume."
                 ) from e
+
+
+def _handlers_of_parts(processes: ocp.options.MultiprocessingOptions) -> dict[str, Any]:
+    """Orbax's handlers of a checkpoint's items, for processes that share no folder.
+
+    An array is a folder with a file for each shard, so that the files of all processes together are
+    the array. Orbax's usual format is a database of all arrays, which one process makes of what the
+    others have written.
+    """
+    # Handlers of its own for arrays: Orbax's shared ones keep what the last manager or reader has
+    # set, and with process 0 as primary host the others would wait for a folder that it makes.
+    array_types = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=None)),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
+    arrays = ocp.PyTreeCheckpointHandler(
+        multiprocessing_options=processes, type_handler_registry=array_types, use_ocdbt=False
+    )
+    plain_data = ocp.JsonCheckpointHandler(multiprocessing_options=processes)
+    return {"state": arrays, "pending": arrays, "host": plain_data, "clock": plain_data}
 
 
 def _shorten(error: Exception) -> str:

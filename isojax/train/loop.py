@@ -142,7 +142,7 @@ def run_cell(
     checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
     kept = config.run.keep_checkpoints or DEFAULT_KEPT_CHECKPOINTS
     with (
-        Checkpoints(checkpoint_folder, outputs.start_upload, kept) as checkpoints,
+        Checkpoints(checkpoint_folder, outputs.remote, kept) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
         trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)

@@ -10,7 +10,7 @@ from typing import Protocol
 from isojax.core.atomic_files import append_bytes
 from isojax.core.nouns import EvalPoint, Problem, StartReport
 from isojax.tasks.task import Task
-from isojax.train.checkpoint import StartUpload
+from isojax.train.checkpoint import RemoteCheckpoints
 from isojax.train.evaluate import EvalCounts, RolloutSample
 from isojax.train.sample_text import (
     describe_beginning,
@@ -47,7 +47,7 @@ class CellOutputs:
 
     folder: Path  # the cell's, such as runs/NAME/cells/32x8-s0
     ledger: PointLedger | None
-    start_upload: StartUpload | None  # None: checkpoints are not copied elsewhere
+    remote: RemoteCheckpoints | None  # None: checkpoints are not copied elsewhere
     on_progress: Callable[[int, float | None], None]  # C so far, and the reward at an evaluation
     on_start: Callable[[StartReport], None] = lambda report: None  # before the first update
 

@@ -113,16 +113,5 @@ def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
         "run.dir=nothing://b",
         saying=["nothing://b/tiny", "Protocol not known"],
     )
-    isojax.refused(
-        "isojax.train",
-        "tiny.yaml",
-        "run.dir=memory://b",
-        "sweep.B_p=[8]",
-        "sweep.n=[2]",
-        "sweep.seeds=1",
-        "--processes",
-        "auto",
-        saying=["several processes", "docs/hosts.md"],
-    )
     isojax.refused("lr-search", "tiny.yaml", "run.dir=memory://b", saying=["expected a folder"])
     isojax.refused("fit", f"file://{isojax.folder}/nothing", saying=["file://"])

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +27,16 @@ from isojax.runs import mirror, storage
 from isojax.runs.ledger import Ledger
 from isojax.runs.mirror import (
     Mirror,
-    checkpoint_uploader,
     is_url,
     localize,
     remote_workspace,
     working_folder,
+)
+from isojax.runs.mirrored_checkpoints import (
+    ALONE,
+    MirroredCheckpoints,
+    UploadPeers,
+    mirrored_checkpoints,
 )
 from tests.refusals import refused
 
@@ -60,6 +67,12 @@ def state(mirror: Mirror, M: int, text: str = "weights") -> Path:
     (folder / "state" / "d" / "array").write_text(text)
     (folder / "_METADATA").write_text("")
     return folder
+
+
+def of_cell(mirror: Mirror, peers: UploadPeers = ALONE) -> MirroredCheckpoints:
+    """The checkpoints of CELL."""
+    folder = mirror.local / "cells" / CELL.name / "checkpoint"
+    return MirroredCheckpoints(mirror, folder, peers)
 
 
 def point(target: int) -> EvalPoint:
@@ -105,13 +118,16 @@ def test_a_folder_is_left_as_it_is(tmp_path: Path) -> None:
 def test_states_come_back_whole_and_the_old_ones_go(url: str, tmp_path: Path) -> None:
     mirror = Mirror(url, tmp_path / "a")
     for M in (3, 7):
-        mirror.push_checkpoint(state(mirror, M, f"weights {M}"))
+        of_cell(mirror).push(state(mirror, M, f"weights {M}"))
     (tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "3").rename(tmp_path / "elsewhere")
-    mirror.push_checkpoint(state(mirror, 9))
+    of_cell(mirror).push(state(mirror, 9))
     again = Mirror(url, tmp_path / "b")
     again.pull()
     states = tmp_path / "b" / "cells" / CELL.name / "checkpoint"
     assert sorted(p.name for p in states.iterdir()) == ["7", "9"]
+    assert not list(states.rglob("array")), "arrays come when they are read"
+    of_cell(again).fetch(states / "7" / "state", lambda name: name == "d/array")
+    assert not (states / "9" / "state").exists()
     assert (states / "7" / "state" / "d" / "array").read_text() == "weights 7" and (
         states / "9" / "_METADATA"
     ).exists()
@@ -150,20 +166,141 @@ def test_a_torn_upload_is_not_taken(
     monkeypatch.setattr(Torn, "store", {})
     monkeypatch.setattr(Torn, "left", 1000)
     mirror = Mirror("torn://bucket/tiny", tmp_path / "a")
-    mirror.push_checkpoint(state(mirror, 3))
+    of_cell(mirror).push(state(mirror, 3))
     second = state(mirror, 7)
     # by the rule of what is kept, before the new one is there
     (second.parent / "3").rename(tmp_path / "gone")
     Torn.left = left
     with pytest.raises(RunFailed, match="the network is gone"):
-        mirror.push_checkpoint(second)
+        of_cell(mirror).push(second)
     Torn.left = 1000
     again = Mirror("torn://bucket/tiny", tmp_path / "b")
     again.pull()
     states = tmp_path / "b" / "cells" / CELL.name / "checkpoint"
     assert sorted(p.name for p in states.iterdir()) == ["3"]
-    again.push_checkpoint(state(again, 9))
+    of_cell(again).push(state(again, 9))
     assert not [name for name in there("torn://bucket/tiny") if "checkpoint/7" in name]
+
+
+class Meeting:
+    """Two processes, as threads, that tell each other what went wrong."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.problems = ["", ""]
+
+    def of(self, process: int) -> UploadPeers:
+        def agree(problem: str) -> str:
+            self.problems[process] = problem
+            self.barrier.wait(10)
+            first = next(filter(None, self.problems), "")
+            self.barrier.wait(10)
+            return first
+
+        return UploadPeers(is_primary=process == 0, agree=agree)
+
+
+def two_parts(url: str, tmp_path: Path) -> tuple[list[Mirror], list[Path]]:
+    """The mirrors of two processes, and in each its part of checkpoint 9: a shard, and files that
+    are equal in both."""
+    mirrors = [Mirror(url, tmp_path / f"host{i}", writes=i == 0) for i in range(2)]
+    parts = []
+    for i, one in enumerate(mirrors):
+        parts.append(state(one, 9, f"weights {i}"))
+        array = parts[-1] / "state" / "d" / "array"
+        array.rename(array.with_name(f"{i}.0"))
+    return mirrors, parts
+
+
+def test_a_state_of_two_processes_counts_when_both_parts_are_there(
+    url: str, tmp_path: Path
+) -> None:
+    mirrors, parts = two_parts(url, tmp_path)
+    folder = f"cells/{CELL.name}/checkpoint"
+    # an earlier state of the same name, which was set aside
+    mirrors[0].remote.write(f"{folder}/9.whole", b"whole\n")
+    mirrors[0].remote.write(f"{folder}/8/state/d/0.0", b"old")
+    meeting = Meeting()
+    first, second = (of_cell(mirrors[i], meeting.of(i)) for i in range(2))
+
+    upload = second.start_upload(parts[1], lambda: False)
+    time.sleep(0.1)
+    assert not [name for name in there(url) if name.endswith("/1.0")]  # the old mark is there
+    first.start_upload(parts[0], lambda: False).result()
+    upload.result()
+    assert {name.removeprefix(f"{folder}/") for name in there(url)} == {
+        "9.whole",
+        "9/_METADATA",
+        "9/state/d/0.0",
+        "9/state/d/1.0",
+    }
+
+    # each fetches what it lacks
+    first.fetch(parts[0] / "state", lambda name: True)
+    shards = parts[0] / "state" / "d"
+    assert [(shards / f"{i}.0").read_text() for i in range(2)] == ["weights 0", "weights 1"]
+
+
+def test_a_state_of_which_a_part_is_missing_does_not_count(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes fail where one does."""
+    mirrors, parts = two_parts(url, tmp_path)
+    meeting = Meeting()
+    monkeypatch.setattr(mirrors[1].remote, "put_all", lambda pairs: 1 / 0)
+    uploads = [
+        of_cell(mirrors[i], meeting.of(i)).start_upload(parts[i], lambda: False) for i in range(2)
+    ]
+    for upload in uploads:
+        with pytest.raises(RunFailed, match=r"ZeroDivisionError.*--resume"):
+            upload.result()
+    assert not [name for name in there(url) if name.endswith(".whole")]
+
+    # one could not write it: nothing is uploaded, and that one says why
+    shutil.rmtree(parts[1])
+    for upload in [
+        of_cell(mirrors[i], meeting.of(i)).start_upload(parts[i], lambda: False) for i in range(2)
+    ]:
+        upload.result()
+    assert not [name for name in there(url) if name.endswith(".whole")]
+
+
+def test_a_process_writes_its_part_as_long_as_process_0_has_the_lease(
+    url: str, tmp_path: Path
+) -> None:
+    with remote_workspace(url, "tiny", multi_process=True):
+        first = Mirror(f"{url}/tiny", tmp_path / "first")
+        second = mirror.find_mirror(working_folder(url, "tiny"))
+        assert second is not None
+        atomic_files.write_text(second.local / "late.json", "{}")
+        assert there(f"{url}/tiny") == set(), "it does not know yet whether it is process 0"
+
+        second.follow_lease(first.take_lease())
+        with second.guarded_write():
+            pass
+        atomic_files.write_text(second.local / "late.json", "{}")
+        first.remote.write("base/problems.jsonl", b"{}\n")
+        MIRRORED_FOLDERS.fetch_below(second.local / "base")
+        assert (second.local / "base" / "problems.jsonl").read_text() == "{}\n"
+
+        first.release_lease()
+        lock(url)
+        with (
+            pytest.raises(RunFailed, match=r"process 0 of this run has lost the lease.*host-b"),
+            second.guarded_write(),
+        ):
+            raise AssertionError("refused before anything is written")
+    assert there(f"{url}/tiny") == {".lock", "base/problems.jsonl"}
+
+
+def test_processes_of_one_machine_have_folders_of_their_own(url: str) -> None:
+    with remote_workspace(url, "tiny", multi_process=True):
+        first = working_folder(url, "tiny")
+        with remote_workspace(url, "tiny", multi_process=True):
+            second = working_folder(url, "tiny")
+            assert first != second
+    with remote_workspace(url, "tiny", multi_process=True):
+        assert working_folder(url, "tiny") == first
 
 
 def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed(
@@ -173,8 +310,8 @@ def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed
     with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
         assert (
-            checkpoint_uploader(states) is not None
-            and checkpoint_uploader(tmp_path / "elsewhere") is None
+            mirrored_checkpoints(states) is not None
+            and mirrored_checkpoints(tmp_path / "elsewhere") is None
         )
         atomic_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
     again = Mirror(url, tmp_path / "b")
@@ -192,8 +329,9 @@ def test_a_state_is_sent_when_it_is_written_and_its_future_raises_an_error(
     mirror, writing = Mirror(url, tmp_path / "a"), [True, True, False]
     with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
-        start_upload = checkpoint_uploader(states)
-        assert start_upload is not None
+        checkpoints = mirrored_checkpoints(states)
+        assert checkpoints is not None
+        start_upload = checkpoints.start_upload
         start_upload(state(mirror, 3), lambda: writing.pop(0)).result()
         assert writing == [] and f"cells/{CELL.name}/checkpoint/3.whole" in there(url)
         start_upload(states / "4", lambda: False).result()  # could not be written
@@ -315,11 +453,6 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with refused(where="/runs/tiny"), remote_workspace(location, "tiny"):
             raise AssertionError("refused before any work")
-    with (
-        refused(where="run.dir"),
-        remote_workspace("memory://b", "tiny", multi_process=True),
-    ):
-        raise AssertionError("refused before any work")
     with refused(where="run.dir = memory://nobody"):
         working_folder("memory://nobody", "tiny")
 

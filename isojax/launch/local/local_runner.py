@@ -38,6 +38,7 @@ from isojax.launch.idle_starts import count_start
 from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.compile_here import compile_here
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
+from isojax.launch.local.mirror_processes import checkpoints_at_url, share_mirror
 from isojax.launch.local.setup import (
     SweepSetup,
     open_sweep,
@@ -54,7 +55,7 @@ from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rou
 from isojax.rl.algorithm import describe_algorithm
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
-from isojax.runs.mirror import checkpoint_uploader, is_url
+from isojax.runs.mirror import find_mirror, is_url, working_folder
 from isojax.runs.progress_file import progress_file
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
@@ -89,6 +90,8 @@ def launch(
     with join_processes(process_group):
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
+        if not dry_run:
+            share_mirror(working_folder(config.run.dir, config.name))
         # A dry run may look into a folder that holds a run.
         with open_sweep(config, cells, resume or dry_run) as setup:
             setup = _with_room_for_checkpoints(setup)
@@ -101,7 +104,8 @@ def launch(
                     if is_primary:
                         stack.enter_context(exclusive_lock(setup.folder))
                         stack.enter_context(lost_output_recorded(setup.folder))
-                    check_shared_folder(setup.folder)
+                    if find_mirror(setup.folder) is None:
+                        check_shared_folder(setup.folder)
                     limit = config.run.max_idle_starts
                     multiprocess.run_on_primary(lambda: count_start(setup.folder, limit), None)
                     _run_cells(setup)
@@ -368,8 +372,8 @@ def _run_to_target(
     if is_finished(config, folder, ledger):
         return
 
-    # Copies checkpoints to the URL of the sweep; None where it is in a folder.
-    start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
+    # Where the sweep is at a URL: copies checkpoints there. None where it is in a folder.
+    remote = checkpoints_at_url((folder / CHECKPOINT_FOLDER).absolute())
     with (
         cell_loggers(ledger, cell, config) if ledger else nullcontext(),
         progress_file(folder) if ledger else nullcontext() as progress,
@@ -386,7 +390,7 @@ def _run_to_target(
                 write_start_report(folder, start)
                 display.show_start(cell, start.warnings)
 
-        outputs = CellOutputs(folder, ledger, start_upload, report, on_start)
+        outputs = CellOutputs(folder, ledger, remote, report, on_start)
         run_cell(programs, config, base_policy, target.cell_so_far, outputs)
 
 

@@ -17,6 +17,7 @@ from isojax.distributed import multiprocess
 from isojax.distributed.roles import Link, divide_roles, processes_of_roles
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
+from isojax.launch.local.mirror_processes import write_by_primary_alone
 from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray.process_status import TOKEN_FILE, StatusCollector, WorkerLost
@@ -52,13 +53,14 @@ def prepare_sweep(
     registry.set_plugin_folders(config.run.plugin_folders)
     # For a sweep at a URL, a folder of this machine that stands for it; else nothing. No cell has
     # the name of a process, so none is fetched yet: `train_target` fetches the one that it trains.
-    with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
+    with remote_workspace(config.run.dir, config.name, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
         if not is_url(config.run.dir):
             _check_token(folder, token)
 
         start_jax(config)
         with join_processes(group), divide_roles(config.run.sampler_processes, links) as role:
+            write_by_primary_alone(folder)
             if role is not None and not role.trains:
                 with sampling(role):
                     yield lambda target: None
@@ -81,8 +83,8 @@ def _check_token(folder: Path, token: str) -> None:
     raise InputError(
         where="run.dir",
         found=f"the node {socket.gethostname()} does not see {folder} as the driver does",
-        expected="a folder that all nodes share (NFS, a mounted bucket)",
-        fix="Choose one by run.dir=FOLDER.",
+        expected="a folder that all nodes share, such as on NFS, or the URL of a bucket",
+        fix="Choose one by run.dir=FOLDER or run.dir=gs://BUCKET/runs.",
     )
 
 
