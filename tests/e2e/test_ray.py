@@ -84,15 +84,20 @@ class Cluster:
             f"--port={self.port}",
             "--num-cpus=0",
             "--include-dashboard=false",
+            "--no-monitor",
             f"--temp-dir={folder}",
         )
 
     def add(self, *words: str) -> None:
         environment = settings() | QUIET | SOON
+        no_log_monitor = ("--include-log-monitor", "false")  # nothing is sent to a driver
         out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.nodes.append(
             subprocess.Popen(
-                [*RAY, "start", "--block", *words], env=environment, start_new_session=True, **out
+                [*RAY, "start", "--block", *no_log_monitor, *words],
+                env=environment,
+                start_new_session=True,
+                **out,
             )
         )
         wait(self.joined)
