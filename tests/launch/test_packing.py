@@ -160,9 +160,11 @@ def test_a_pack_means_elsewhere_what_it_means_here(
     assert Path("held out/train.jsonl").read_text() == PROBLEMS.replace("1", "2")
     assert not Path(".env").exists() and not Path("runs").exists()
     assert not changed_verifier_files(tmp_path / "base", there.cell.verifier.use)
-    (folder,) = there.run.plugin_folders
-    assert Path(folder, "my_advantage.py").read_text() == ADVANTAGE
-    assert tmp_path / "host/home" in Path(folder).parents
+    # As here: the folder of the last config first, which is the working folder.
+    first_folder, second_folder = there.run.plugin_folders
+    assert Path(first_folder) == Path.cwd()
+    assert Path(second_folder, "my_advantage.py").read_text() == ADVANTAGE
+    assert tmp_path / "host/home" in Path(second_folder).parents
 
 
 def test_the_same_files_give_the_same_pack_which_is_unpacked_once(
@@ -303,7 +305,7 @@ def test_a_model_a_sweep_and_further_files_go_along(
     assert set(packed_names(shared)) == {"tables/a.csv"}
 
 
-def test_tables_by_folder_and_pattern(project: Path) -> None:
+def test_tables_by_folder_and_pattern(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     write(project, {"t/a.parquet": "", "t/b.parquet": "", "t/c.txt": "", "t/deep/d.parquet": ""})
     write(project, {"set/dataset_info.json": "", "set/all.array_record": ""})
@@ -311,6 +313,9 @@ def test_tables_by_folder_and_pattern(project: Path) -> None:
     assert set(packed_names(folder)) == {"t/a.parquet", "t/b.parquet"}
     pattern = plan_of(["quickstart", "cell.task=parquet:t/a*.parquet"])
     assert set(packed_names(pattern)) == {"t/a.parquet"}
+    monkeypatch.setattr(pack_plan, "MAX_SHARED_BYTES", -1)
+    shared = plan_of(["quickstart", "cell.task=parquet:t/*.parquet"], is_shared=True)
+    assert shared.in_place == (project / "t/a.parquet", project / "t/b.parquet")
     data_set = plan_of(["quickstart", "cell.task=tfds:set#all"])
     assert set(packed_names(data_set)) == {"set/dataset_info.json", "set/all.array_record"}
 
@@ -345,7 +350,7 @@ def test_a_plug_in_of_any_kind_and_its_argument(project: Path) -> None:
     assert names["more/my_loss.py"] == "cell.rl.loss"
     assert names["my_hook.py"] == "run.on_update"
     assert {"fork/__init__.py", "fork/logs.py", "helper.py"} <= set(names)
-    assert plan.config.run.plugin_folders == ("more",)
+    assert plan.config.run.plugin_folders == ("more", ".")
     assert {note.partition(",")[0] for note in plan.notes} == {".env", "unused.py"}
 
 

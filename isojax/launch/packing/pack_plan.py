@@ -73,7 +73,10 @@ def plan_pack(config: Config, is_shared: bool = False) -> PackPlan:
     reasons: dict[Path, str] = {}
     in_place: list[Path] = []
     for item in named.paths:
-        if not item.files or (is_shared and item.size > MAX_SHARED_BYTES):
+        if is_shared and item.size > MAX_SHARED_BYTES:
+            # Of a pattern, which is no path, each of its files.
+            in_place += [item.path] if item.path.exists() else item.files
+        elif not item.files:  # on the hosts
             in_place.append(item.path)
         else:
             reasons |= dict.fromkeys(item.files, item.setting)
@@ -138,7 +141,6 @@ def _plugin_folders(code: CodeFiles) -> tuple[str, ...]:
         folder for folder in own if any(file.is_relative_to(folder) for file in code.reasons)
     ]
     folders = dict.fromkeys([*with_code, *code.import_folders])
-    folders.pop(os.getcwd(), None)  # the last place of plug-ins in any case
     return tuple(os.path.relpath(folder) for folder in folders)
 
 
