@@ -19,7 +19,8 @@ ANSWER = (
     "A second SIGTERM ends at once.\n"
 )
 TIME_IS_UP = (
-    "stopping: run.time_limit is reached; runs save their state after the update they are in.\n"
+    "stopping: run.time_limit is reached; runs save their state after the update they are in, and"
+    " labelling ends after the problems it is at.\n"
 )
 # By time.monotonic(), when this process began, nearly: the command line imports this module first.
 STARTED_AT = time.monotonic()

@@ -165,7 +165,8 @@ class Isojax:
         self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool | int
     ) -> Fork:
         """The command, running, as a fork of the nursery. `environment` may hold settings of jax
-        too, by the names that they have there, and `file_bytes`, the most that a file may hold."""
+        too, by the names that they have there; `file_bytes`, the most that a file may hold; and
+        `time_limit_at`, where run.time_limit is reached (tests/e2e/time_limits.py)."""
         return Fork(self.nursery, self, words, fit, report, environment)
 
     def quick(

@@ -46,6 +46,7 @@ from isojax.models.stack import Stack
 from isojax.models.transformer import Decoder
 from isojax.train import base_policy
 from tests.compiler import keep_programs_of_each_process
+from tests.e2e.time_limits import reach_at
 
 with contextlib.suppress(ImportError):
     import transformers.models.llama.configuration_llama  # noqa: F401
@@ -119,6 +120,8 @@ def run(
     for name, value in environment.items():
         if name == "file_bytes":  # what comes after so many bytes fails as on a full disk
             resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.RLIM_INFINITY))
+        elif name == "time_limit_at":
+            reach_at(value)
         elif name.startswith("jax_"):  # jax has read its variables by now
             sys.modules["jax"].config.update(name, value)
         else:

@@ -54,6 +54,10 @@ def test_a_budget_is_spent_and_kills_leave_the_same_bits(isojax: Any, unbroken: 
     assert sweep["rollouts"] == sweep["budget"] == spent
 
     command = (*WORDS, *BUDGET, "--resume")
+    # A session that a time limit ends in a pilot, then kills.
+    in_time = isojax.quick(*command, "run.time_limit=8h", time_limit_at=f"{policy} at 2")
+    assert in_time.returncode == 143 and "(run.time_limit)" in in_time.stderr.splitlines()[-1]
+    assert not (isojax.run("tiny-spend") / "spend.html").exists()
     ledger = isojax.run("tiny-spend") / "cells" / policy / "records.jsonl"
     for lines in (2, 4, 8):  # in a pilot, after the pilots, and on the way
         process = isojax.fork(*command)

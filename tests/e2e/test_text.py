@@ -1,6 +1,6 @@
 """A language model from end to end through the command line: a sweep, killed and resumed;
-labelling, killed and resumed; a mixture of what it wrote, with a further set; the trained policy
-exported."""
+labelling, killed and resumed; both ended by a time limit; a mixture of what it wrote, with a
+further set; the trained policy exported."""
 
 from __future__ import annotations
 
@@ -164,12 +164,45 @@ def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroke
     assert isojax.ledgers("sums") == unbroken.ledgers("sums")
 
 
+def test_a_sweep_in_a_bucket_goes_on_where_a_time_limit_has_ended_it(
+    isojax: Isojax, unbroken: Isojax, nursery: Nursery
+) -> None:
+    """On another machine: at another path, and without the first one's scratch folder."""
+    prepare(isojax)
+    home = isojax.folder.parent
+    words = ("launch", "sums.yaml", f"run.dir=file://{home}/bucket", "--resume", "sweep.n=[4]")
+    cut = isojax.quick(
+        *words,
+        "run.time_limit=8h",
+        fit=False,
+        XLA_FLAGS=FLAGS,
+        XDG_CACHE_HOME=str(home / "cache"),
+        time_limit_at="4x4-s0 at 5",
+    )
+    assert cut.returncode == 143 and "(run.time_limit)" in cut.stderr.splitlines()[-1], cut.stderr
+    cell = home / "bucket" / "sums" / "cells" / "4x4-s0"
+    assert [path.name for path in cell.glob("checkpoint/*.whole")] == ["5.whole"]
+    shutil.rmtree(home / "cache")
+
+    other = Isojax(shutil.move(isojax.folder, home / "elsewhere"), nursery)
+    other.swept(*words, XLA_FLAGS=FLAGS, XDG_CACHE_HOME=str(home / "another"))
+    assert (cell / "records.jsonl").read_bytes() == unbroken.ledgers("sums")["4x4-s0"]
+
+
 def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbroken: Isojax) -> None:
     """And a splits/ that holds them all, each part by its range; what is done is not done again."""
     prepare(isojax)
     folder, full = (location.folder / "difficulty" / "sums" for location in (isojax, unbroken))
-    killed_at(isojax.fork(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", 20)
+    in_time = isojax.quick(*LABELLING, "run.time_limit=8h", XLA_FLAGS=FLAGS, time_limit_at="labels")
+    assert in_time.returncode == 143
+    assert "(run.time_limit); the labels made so far" in in_time.stderr.splitlines()[-1]
+    first_labels = (folder / "labels.jsonl").read_bytes()
+    lines = first_labels.count(b"\n")  # the first is a header
+    assert 1 < lines < 100
+
+    killed_at(isojax.fork(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", lines + 1)
     half = (folder / "labels.jsonl").read_bytes()
+    assert half.startswith(first_labels)
     assert half.count(b"\n") < 151, "all was labelled before the kill"
     done = isojax.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
     assert (folder / "labels.jsonl").read_bytes().startswith(half[: half.rindex(b"\n") + 1])

@@ -18,6 +18,7 @@ from isojax.core import machine
 from isojax.core.config import Config, load_config
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.preemption import Preempted
 from isojax.launch import lr_search
 from isojax.launch.lr_search import (
     RateResult,
@@ -156,6 +157,25 @@ def test_a_rate_whose_runs_failed_is_flagged(
     config = quickstart(f"run.dir={tmp_path}", "name=rate")
     result = lr_search.run_rate(config, tmp_path / "rate", False, fail)
     assert (result.rate, result.scores, result.flags) == (config.cell.rl.learning_rate, (), flags)
+
+
+def test_a_time_limit_ends_the_search_and_is_no_flag_of_a_rate(tmp_path: Path) -> None:
+    """Every rate's sweep has the limit, which counts from the start of the search."""
+    config = quickstart(f"run.dir={tmp_path}", "run.time_limit=8h")
+    plan = SearchPlan([1e-4, 1e-3], B_p=8, n=2, B=16, budget=64, seeds=1, folder=str(tmp_path))
+    limits = []
+
+    def end(config: Config, *_: object) -> None:
+        limits.append(config.run.time_limit)
+        raise Preempted("asked to end")
+
+    def evaluate(rate: float) -> RateResult:
+        rate_config = plan.rate_config(config, rate)
+        return lr_search.run_rate(rate_config, tmp_path / "1e-4", False, end)
+
+    with pytest.raises(Preempted):
+        lr_search.search_rates(plan.rates, evaluate, extend=False)
+    assert limits == ["8h"]
 
 
 def test_the_score_is_the_mean_of_the_last_quarter_without_the_base_policy() -> None:

@@ -262,8 +262,8 @@ class RunConfig(Section):
     # run.dir is on this machine, and elsewhere 100 MB/s are assumed.
     disk_rate: PositiveFloat | None = None
     # So long after the command began, such as 8h or 90m, runs save their state and end, as at a
-    # SIGTERM; --resume goes on. For a session that ends by itself: leave minutes for an update and
-    # a save. Null: no limit.
+    # SIGTERM; --resume goes on. `isojax difficulty` keeps its labels and ends. For a session that
+    # ends by itself: leave minutes for an update and a save. Null: no limit.
     time_limit: Text | None = None
     # After so many starts in a row that recorded nothing, a sweep is refused: for a script that
     # starts it again after every preemption, and pays for each start. Null: no limit.

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from isojax.core import preemption
 from isojax.core.atomic_files import write_text
 from isojax.core.config import CellConfig, Config, DataConfig
 from isojax.core.errors import InputError
@@ -79,12 +80,17 @@ def label_difficulty(
 
     Returns the splits: the problems by "all", "easy_train", "easy_validation" and so on, for each
     part that has some. InputError, before any work, where the problems, the model or the folder
-    cannot be used; RunFailed where the server does not answer: the next call goes on.
+    cannot be used; RunFailed where the server does not answer, and Preempted where the time limit
+    of `config.run` is reached: the next call goes on.
     """
     engine = None if server is None else name_engine(server)
     config = _prepare(config, folder, engine)
     cell = config.cell
-    with open_task(config) as task, exclusive_lock(folder):
+    with (
+        open_task(config) as task,
+        exclusive_lock(folder),
+        preemption.end_after(config.run.time_limit_seconds),
+    ):
         print_warnings(task)
         # A call that goes on tomorrow writes the same day into its prompts.
         store_date(cell, folder)
@@ -96,10 +102,11 @@ def label_difficulty(
 
         labels = Labels(config, task, folder, engine)
         # A function (file name, problems, attempts) that samples and returns the problems labelled.
+        on_block = _ending_in_time(on_progress, folder)
         if server is None:
-            label_subset = labels.by_model(on_progress)
+            label_subset = labels.by_model(on_block)
         else:
-            label_subset = labels.by_server(server, on_progress)
+            label_subset = labels.by_server(server, on_block)
         labelled = label_subset(LABELS_FILE, labels.problems, cell.data.attempts)
         unsolved: list[Problem] = []
         if extremely_hard:
@@ -110,6 +117,21 @@ def label_difficulty(
     _draw_histogram(labelled, unsolved, extremely_hard, folder)
     write_dataset(folder / SPLITS_FOLDER, splits, describe_label_settings(cell, engine))
     return splits
+
+
+def _ending_in_time(on_progress: ProgressCallback, folder: Path) -> ProgressCallback:
+    """`on_progress`, which is called before each block of problems and ends the labelling there, by
+    a Preempted, once the time limit is reached. All labels before that block are in `folder`."""
+
+    def report(text: str, fraction: float) -> None:
+        on_progress(text, fraction)
+        if preemption.REQUESTED.is_set():
+            raise preemption.Preempted(
+                f"{folder} was asked to end ({preemption.describe_request()}); the labels made so"
+                " far are in it."
+            )
+
+    return report
 
 
 def _draw_histogram(

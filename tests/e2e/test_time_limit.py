@@ -1,0 +1,90 @@
+"""Sessions that end by run.time_limit, each on another machine: the sweep's folder is moved after
+each. Tasks in text and `isojax difficulty`: tests/e2e/test_text.py; `isojax spend`:
+tests/e2e/test_spend.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command_line import Isojax, Nursery
+from tests.e2e.test_faults import left, newest
+
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
+
+# The sweep's runs, in the order in which they are trained: 116 updates each of the first two, 58 of
+# the others.
+CELLS = ("8x2-s0", "8x2-s1", "8x4-s0", "8x4-s1")
+
+
+def train_until(place: Isojax, point: str) -> str:
+    """A session whose time limit is reached at a point, or at once by the clock where that is "";
+    returns what it said."""
+    environment = {"time_limit_at": point} if point else {}
+    limit = "8h" if point else "1s"  # the process that the command is a fork of is older than this
+    done = place.quick(
+        "isojax.launch",
+        "tiny.yaml",
+        "--resume",
+        f"run.dir={place.folder / 'runs'}",
+        f"run.time_limit={limit}",
+        "run.checkpoint_seconds=0",
+        fit=False,
+        **environment,
+    )
+    assert done.returncode == 143 and "Traceback" not in done.stderr, done.stderr
+    last_line = done.stderr.splitlines()[-1]
+    assert last_line.startswith("stopped: ") and "asked to end (run.time_limit)" in last_line
+    return done.stderr
+
+
+def moved(place: Isojax, name: str, nursery: Nursery) -> Isojax:
+    """What is there, on another machine: at another absolute path, and gone from the first."""
+    folder = place.folder.with_name(name)
+    shutil.move(place.folder, folder)
+    return Isojax(folder, nursery)
+
+
+def checkpoints(place: Isojax, cell: str) -> list[int]:
+    folder = place.run() / "cells" / cell
+    return [int(path.name) for path in newest(folder)] if folder.exists() else []
+
+
+def test_a_sweep_in_six_sessions_leaves_the_bits_of_one(
+    isojax: Isojax, whole: Isojax, nursery: Nursery
+) -> None:
+    train_until(isojax, "")
+    assert not (isojax.run() / "cells").exists()
+
+    place = moved(isojax, "labelling", nursery)
+    train_until(place, "labels")
+    labels = (place.run() / "base" / "labels.jsonl").read_bytes().count(b"\n")
+    assert 1 < labels < 600 and not (place.run() / "cells").exists()
+
+    place = moved(place, "first-checkpoint", nursery)
+    train_until(place, "checkpoint")
+    assert len(checkpoints(place, "8x2-s0")) >= 1 and not checkpoints(place, "8x2-s1")
+
+    place = moved(place, "middle", nursery)
+    train_until(place, "8x2-s1 at 40")
+    assert 40 <= checkpoints(place, "8x2-s1")[-1] < 100 and not checkpoints(place, "8x4-s0")
+
+    # With all its updates made, and the last evaluation not.
+    place = moved(place, "near-the-end", nursery)
+    train_until(place, "8x4-s0 at 58")
+    assert checkpoints(place, "8x4-s0")[-1] == 58
+    assert left(place, cell=Path("cells", "8x4-s0"))[0] != whole.ledgers()["8x4-s0"]
+
+    place = moved(place, "between-two-runs", nursery)
+    train_until(place, "8x4-s0 ends")
+    assert left(place, cell=Path("cells", "8x4-s0"))[0] == whole.ledgers()["8x4-s0"]
+    assert not checkpoints(place, "8x4-s1")
+
+    place = moved(place, "last", nursery)
+    done = place.swept("isojax.launch", "tiny.yaml", "--resume")
+    assert done.stderr.count("done before") == 3
+    assert place.ledgers() == whole.ledgers()
+    for cell in CELLS:
+        assert left(place, cell=Path("cells", cell)) == left(whole, cell=Path("cells", cell)), cell
