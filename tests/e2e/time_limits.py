@@ -6,8 +6,8 @@ A point is one of these:
 
     labels          the first problems have been labelled
     checkpoint      the first checkpoint is being written
-    8x2-s1 at 40    the run 8x2-s1 has made 40 updates, or the few more that one call makes
-    8x2-s1 ends     the run 8x2-s1 has ended, and the next one has not begun
+    8x2-s0 at 40    the run 8x2-s0 has made 40 updates, or the few more that one call makes
+    8x2-s0 ends     the run 8x2-s0 has ended, and the next one has not begun
 """
 
 from __future__ import annotations
