@@ -20,7 +20,7 @@ CELLS = ("8x2-s0", "8x4-s0")
 
 
 def train_until(place: Isojax, point: str) -> None:
-    """A session whose time limit is reached at a point, or at once by the clock where that is ""."""
+    """A session whose time limit is reached at a point; at once, by the clock, where that is ""."""
     environment = {"time_limit_at": point} if point else {}
     limit = "8h" if point else "1s"  # the process that the command is a fork of is older than this
     done = place.quick(
@@ -37,6 +37,7 @@ def train_until(place: Isojax, point: str) -> None:
     assert done.returncode == 143 and "Traceback" not in done.stderr, done.stderr
     last_line = done.stderr.splitlines()[-1]
     assert last_line.startswith("stopped: ") and "asked to end (run.time_limit)" in last_line
+    assert "Go on by: python -m isojax.launch tiny.yaml sweep.seeds=1 --resume" in last_line
 
 
 def moved(place: Isojax, name: str, nursery: Nursery) -> Isojax:
