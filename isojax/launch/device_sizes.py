@@ -349,6 +349,7 @@ class DeviceLayer:
         devices_of_keys = attention.kv_heads // kv_heads  # that divide the heads of keys
         computed_heads = heads if attention.kv_heads == 1 else attention.heads // devices_of_keys
 
+        self.heads = heads  # of queries
         # Numbers of a token.
         self.query_values = heads * attention.head_dim
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
@@ -424,6 +425,15 @@ def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
             share_read = 1 - (1 - weight.share) ** rows
             bytes_read += weight.layers * s.stored_bytes(weight) * share_read
     return bytes_read
+
+
+def prompt_products(s: DeviceSizes) -> int:
+    """Bytes of all that the layers make of a block of prompts, whether it is kept or not."""
+    layer_bytes = [
+        layer.count * layer.all_kept(s.prefill_tokens, s.shapes.prompt_length, PROMPT_KEY_PARTS)
+        for layer in s.layers
+    ]
+    return sum(layer_bytes)
 
 
 def prompt_activations(s: DeviceSizes) -> int:

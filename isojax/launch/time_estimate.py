@@ -6,7 +6,8 @@ rate of the device, one after the other:
     decode step     2 operations per weight and 4 per number of the queries and position that they
                     see, for each of R slots, with or without a rollout; the layers' weights, the
                     table of logits and the slots' part of the cache, read once
-    prefill         the same products for each prompt position; the layers' weights, once
+    prefill         the same products for each prompt position; the layers' weights, once, and
+                    what layers make of the prompts, four times
     microbatch      6 operations per weight and token (4 where the weight is frozen), 2 more where a
                     layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
                     keep for the gradient and the sum of gradients move three times
@@ -15,8 +16,8 @@ rate of the device, one after the other:
                     scatters their gradient; where tensor does, each layer has two sums forwards and
                     two backwards
 
-A device reaches a share of these rates (`efficiency`), and each pass through a layer takes a time
-that does not shrink with its sizes: the start of its operations (`layer_seconds`).
+A device reaches a share of these rates (`efficiency`), and there are times that do not shrink with
+the sizes: each operation of a compiled program takes so long at least, and each step of a kernel.
 
 The rates of chips that are not here are those that their makers publish.
 """
@@ -33,6 +34,7 @@ from isojax.launch.device_sizes import (
     DeviceSizes,
     layer_bytes_read,
     prompt_activations,
+    prompt_products,
     response_activations,
 )
 
@@ -60,15 +62,15 @@ class DeviceRates:
     link_bandwidth: float = math.inf
     efficiency: float = EFFICIENCY  # the share of these rates that is reached
     origin: str = "probed"
-    # Seconds for the start of the operations of one pass through a layer, and of those outside of
-    # the layers in a decode step and at an update's end; 0 where the efficiency includes them.
-    layer_seconds: float = 0.0
-    step_seconds: float = 0.0
+    # Seconds that each operation of a program takes at least, and each step of a kernel's grid; 0
+    # where the efficiency includes them.
+    operation_seconds: float = 0.0
+    kernel_step_seconds: float = 0.0
 
     def __str__(self) -> str:
         overheads = ""
-        if self.layer_seconds:
-            overheads = f" and {1e6 * self.layer_seconds:.0f} us for each pass through a layer"
+        if self.operation_seconds:
+            overheads = f" and {1e6 * self.operation_seconds:.2g} us for each operation at least"
         return (
             f"a lower bound at {self.efficiency:.0%} efficiency{overheads}, all responses of full"
             f" length ({self.origin}, per device: {self.decode_flops / 1e9:,.0f} and"
@@ -77,11 +79,27 @@ class DeviceRates:
         )
 
 
-# The share of published rates that a program reaches, and its overheads: by the cycles that XLA
-# expects of programs compiled for TPUs (docs/performance.md).
-PUBLISHED_EFFICIENCY = 0.35
-LAYER_SECONDS = 30e-6
-STEP_SECONDS = 60e-6
+# The share of published rates that a program reaches, and what an operation takes at least: by the
+# cycles that XLA expects of programs compiled for TPUs (docs/performance.md). A small operation is
+# 2,120 cycles, at 1.5 GHz on v5e.
+PUBLISHED_EFFICIENCY = 0.85
+OPERATION_SECONDS = 1.4e-6
+KERNEL_STEP_SECONDS = 0.35e-6
+
+# Operations of the compiled programs: of a layer in a decode step, forwards and backwards; outside
+# of the layers in a decode step, a block of prompts, a microbatch and the rest of an update.
+DECODE_OPERATIONS = 20
+FORWARD_OPERATIONS = 36
+BACKWARD_OPERATIONS = 90
+STEP_OPERATIONS = 40
+BLOCK_OPERATIONS = 30
+UPDATE_OPERATIONS = 100
+# How often arrays [slots, vocabulary] in float32 move in a decode step: logits, their softmax, and
+# the draw of a token. On a CPU most of that stays in its caches.
+LOGIT_ARRAYS = {"cpu": 0, "gpu": 15, "tpu": 15}
+DECODE_BLOCK = 512  # positions of the cache that a step of the decode kernel reads, at most
+DECODE_GROUP = 8  # slots of a step of the decode kernel, at most
+ATTENTION_BLOCK = 512  # queries, and keys, of a step of the update's attention kernels, at most
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
@@ -97,8 +115,8 @@ def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
         link_bandwidth=1e9 * links,
         efficiency=PUBLISHED_EFFICIENCY,
         origin="published",
-        layer_seconds=LAYER_SECONDS,
-        step_seconds=STEP_SECONDS,
+        operation_seconds=OPERATION_SECONDS,
+        kernel_step_seconds=KERNEL_STEP_SECONDS,
     )
 
 
@@ -147,19 +165,66 @@ class ProgramTimes:
 def program_times(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
     """How long the programs of a sweep are expected to take, all responses of full length T."""
     bound = time_bounds(s, rates)
-    layer_seconds = s.num_layers * rates.layer_seconds
-    # Each layer's operations are started forwards and, about twice as many, backwards; and once
-    # more where the layer is computed again, or for the KL's reference.
-    passes = 3 + s.remat + s.has_reference
-    # Prompts that go through the layers together with their responses take no pass of their own.
-    block_passes = 0 if _is_joint(s) else passes
+    start = start_times(s, rates)
     return ProgramTimes(
-        decode_step=bound.decode_step / rates.efficiency + layer_seconds + rates.step_seconds,
-        prefill_block=bound.prefill_block / rates.efficiency + layer_seconds,
-        gradient_block=bound.gradient_block / rates.efficiency + block_passes * layer_seconds,
-        microbatch=bound.microbatch / rates.efficiency + passes * layer_seconds,
-        update_end=bound.update_end / rates.efficiency + rates.step_seconds,
+        decode_step=bound.decode_step / rates.efficiency + start.decode_step,
+        prefill_block=bound.prefill_block / rates.efficiency + start.prefill_block,
+        gradient_block=bound.gradient_block / rates.efficiency + start.gradient_block,
+        microbatch=bound.microbatch / rates.efficiency + start.microbatch,
+        update_end=bound.update_end / rates.efficiency + start.update_end,
     )
+
+
+def start_times(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
+    """The times that do not shrink with the sizes: the start of each operation and kernel step."""
+    P = s.prompt_positions
+    T = s.shapes.response_length
+    layers = s.num_layers
+
+    # Forwards and backwards, and once more forwards for the reference, or to compute a layer again.
+    forward_passes = 1 + s.remat + s.has_reference
+    update_operations = forward_passes * FORWARD_OPERATIONS + BACKWARD_OPERATIONS
+    # Backwards the kernel runs again, and two more compute the gradient.
+    kernel_calls = forward_passes + 3
+
+    decode_steps = math.ceil(s.shapes.slots / DECODE_GROUP) * (P + T) / DECODE_BLOCK
+    prompt_steps = s.shapes.prefill_batch * _attention_steps(s, P, P)
+    response_steps = s.shapes.microbatch * _attention_steps(s, T, P + T)
+    is_joint = _is_joint(s)
+
+    def seconds(operations: float, kernel_steps: float) -> float:
+        return rates.operation_seconds * operations + rates.kernel_step_seconds * kernel_steps
+
+    block_update = seconds(
+        layers * update_operations + BLOCK_OPERATIONS, layers * kernel_calls * prompt_steps
+    )
+    return ProgramTimes(
+        decode_step=seconds(
+            layers * DECODE_OPERATIONS + STEP_OPERATIONS,
+            layers * decode_steps if s.decode_attention in PALLAS else 0,
+        ),
+        prefill_block=seconds(
+            layers * FORWARD_OPERATIONS + BLOCK_OPERATIONS, layers * prompt_steps
+        ),
+        # Prompts that go along with their responses take no pass of their own.
+        gradient_block=rates.operation_seconds * BLOCK_OPERATIONS if is_joint else block_update,
+        microbatch=seconds(
+            layers * update_operations + BLOCK_OPERATIONS, layers * kernel_calls * response_steps
+        ),
+        update_end=seconds(UPDATE_OPERATIONS, 0),
+    )
+
+
+def _attention_steps(s: DeviceSizes, queries: int, keys: int) -> float:
+    """Steps of the attention kernel's grid for a row, of so many queries and keys, in a layer.
+
+    0 with attention without a kernel.
+    """
+    if s.holds_scores:
+        return 0.0
+    blocks = math.ceil(queries / ATTENTION_BLOCK) * math.ceil(keys / ATTENTION_BLOCK)
+    heads = sum(layer.count * layer.heads for layer in s.layers) / s.num_layers
+    return heads * blocks
 
 
 def time_bounds(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
@@ -208,10 +273,12 @@ def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     slot_positions = R * T + R // s.shapes.slots_per_prefix * P
     table_positions = s.shapes.prefix_entries * P
     cache_bytes = s.cache_bytes() * slot_positions / (slot_positions + table_positions)
-    if s.decode_attention in PALLAS:  # the kernel reads what is in use, on average up to there
-        cache_bytes *= (P + T / 2) / (P + T)
+    if s.decode_attention in PALLAS:
+        # The kernel reads whole blocks of what is in use, on average half of the response.
+        cache_bytes *= min(1.0, (P + T / 2 + DECODE_BLOCK / 2) / (P + T))
     table_bytes = s.compute_bytes * s.table_params
-    bytes_moved = layer_bytes_read(s, R) + cache_bytes + table_bytes
+    logit_bytes = LOGIT_ARRAYS[s.backend] * FLOAT_BYTES * R * s.V
+    bytes_moved = layer_bytes_read(s, R) + cache_bytes + table_bytes + logit_bytes
 
     link_seconds = _tensor_sum_seconds(s, R, sums_per_layer=2, rates=rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
@@ -222,7 +289,8 @@ def _prefill_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     before it on average."""
     layer_flops = 2 * s.active_params + 4 * s.attended_values(s.shapes.prompt_length / 2)
     flops = s.prefill_tokens * layer_flops
-    bytes_moved = layer_bytes_read(s, s.prefill_tokens)
+    # What a layer makes of its tokens moves four times: between products it is also turned round.
+    bytes_moved = layer_bytes_read(s, s.prefill_tokens) + 4 * prompt_products(s)
     link_seconds = _tensor_sum_seconds(s, s.prefill_tokens, sums_per_layer=2, rates=rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
