@@ -77,14 +77,6 @@ class DeviceSizes:
         self.split = mesh.split(*WEIGHT_AXES)
         self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
 
-        # One for each stack, that is a run of layers that are alike. Each reads `split`,
-        # `compute_bytes` and `holds_scores` while it is made, so these are set above; the other
-        # fields it reads only when it is asked for bytes.
-        self.layers: list[DeviceLayer] = []
-        layer_sizes = policy.layer_sizes(self.precision.compute, backend, self.split)
-        for sizes, attention_sizes in zip(layer_sizes, policy.attention, strict=True):
-            self.layers.append(DeviceLayer(self, sizes, attention_sizes))
-
         # This device's part of a prompt's positions, rounded up: prompts are padded until the
         # devices of `sequence` divide them.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
@@ -102,6 +94,19 @@ class DeviceSizes:
 
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
         self.has_nucleus = cell.sampling.top_p < 1
+
+    @cached_property
+    def layers(self) -> list["DeviceLayer"]:
+        """One for each stack, that is a run of layers that are alike.
+
+        What a layer keeps for its gradient takes seconds to find, so that it is asked for only
+        where it is needed.
+        """
+        layer_sizes = self.policy.layer_sizes(self.precision.compute, self.backend, self.split)
+        return [
+            DeviceLayer(self, sizes, attention_sizes)
+            for sizes, attention_sizes in zip(layer_sizes, self.policy.attention, strict=True)
+        ]
 
     # ------------------------------------------------------------------ weights
 
@@ -331,10 +336,7 @@ class DeviceLayer:
     """
 
     def __init__(self, device: DeviceSizes, sizes: LayerSizes, attention: AttentionSizes):
-        """device: still being made, with `split`, `compute_bytes` and `holds_scores` set.
-
-        sizes, attention: those of the same stack.
-        """
+        """device: that the layer is on. sizes, attention: those of the same stack."""
         self.device = device
         self.sizes = sizes
         self.count = sizes.layers  # layers of the stack

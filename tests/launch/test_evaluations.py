@@ -12,8 +12,8 @@ from isojax.cli.commands.launch_command import launch
 from isojax.core.config import CellConfig, Config, EvalConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
+from isojax.launch.evaluation_checks import check_evaluations
 from isojax.launch.planner import plan_cells
-from isojax.launch.strategy import check_evaluations
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit
 from tests.refusals import refused

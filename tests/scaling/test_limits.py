@@ -32,13 +32,13 @@ from isojax.scaling.compare_sweeps import compare_sweeps
 from isojax.scaling.comparison import EarlierSaturation, RewardDifference
 from isojax.scaling.curve_from_file import fit_curve_file
 from isojax.scaling.curves.departures import _visible_part
-from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.flat_start import _first_departure, find_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat
 from isojax.scaling.curves.paper_mode import fit_points, record_breaking_indices
 from isojax.scaling.curves.posterior_mode import fit_shape, has_no_n_effect
 from isojax.scaling.curves.single_run import find_reward_range
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples
+from isojax.scaling.curves.unfitted import unfitted_reasons
 from isojax.scaling.evaluation_noise import autocorrelation, difference_sd, noise_sd
 from isojax.scaling.evaluation_size import SAME_REWARD, EvaluationSize, size_by_step
 from isojax.scaling.law import referee

@@ -11,6 +11,7 @@ from isojax.cli.formatting import warn_of_start
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.display import print_line
+from isojax.launch.evaluation_checks import check_evaluations
 from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.runs.mirror import remote_workspace, working_folder
 
@@ -83,7 +84,7 @@ def launch(
     # What takes seconds to import, SciPy and jax, is imported where it is used: a refusal is quick.
     config = options.read_config(words, mesh, "quickstart", ray)
     # InputError where no cell will have as many evaluations as a fit needs; some: a warning.
-    importlib.import_module("isojax.launch.strategy").check_evaluations(config)
+    check_evaluations(config)
     process_group = parse_process_group(coordinator, processes, process)
 
     if topology is not None:

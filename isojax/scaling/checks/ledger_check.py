@@ -17,7 +17,7 @@ from isojax.runs.ledger import (
 )
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags, healthy_runs
-from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
+from isojax.scaling.curves.unfitted import unfitted_reasons
 from isojax.scaling.tracks import (
     TracksByCell,
     build_tracks,

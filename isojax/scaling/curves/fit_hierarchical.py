@@ -2,7 +2,6 @@
 hierarchical.py, how it departs from the paper's procedure in docs/laws.md). The curves are
 posterior means; intervals come from posterior draws, each on validation problems of its own."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +20,12 @@ from isojax.scaling.curves.sweep_estimate import (
     SweepEstimate,
     apply_problem_shift,
 )
+from isojax.scaling.curves.unfitted import unfitted_reasons
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
 from isojax.scaling.result import FittedCurve, IntervalSettings, ResidualCorrection
 from isojax.scaling.reward_metric import correct_counts, metric_per_problem
 from isojax.scaling.tracks import FloatArray, TracksByCell, as_float64
 
-MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no
 # wider than that.
 DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
@@ -90,35 +89,6 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         noise_sd=posterior.likeliest.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
     )
-
-
-def unfitted_reasons(
-    C_by_cell: Mapping[tuple[int, int], Sequence[FloatArray]],
-) -> dict[tuple[int, int], str]:
-    """Why cells have no curve, of those that have none, by the rising C > 0 at which their seeds
-    are evaluated."""
-    reasons = {
-        key: reason for key, seeds in C_by_cell.items() if (reason := _unfitted_reason(seeds))
-    }
-    if (
-        sum(len(C) for key, seeds in C_by_cell.items() if key not in reasons for C in seeds)
-        <= MIN_POINTS
-    ):
-        return (
-            dict.fromkeys(C_by_cell, f"fewer than {MIN_POINTS + 1} points at C > 0 in all")
-            | reasons
-        )
-    return reasons
-
-
-def _unfitted_reason(C_by_seed: Sequence[FloatArray]) -> str:
-    points = sum(map(len, C_by_seed))
-    if points < MIN_POINTS:
-        return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    shares_range = all(map(len, C_by_seed)) and max(C[0] for C in C_by_seed) < min(
-        C[-1] for C in C_by_seed
-    )
-    return "" if shares_range else "its seeds share no range of C > 0"
 
 
 def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:

@@ -5,8 +5,8 @@ N."""
 
 import numpy as np
 
-from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate
+from isojax.scaling.curves.unfitted import unfitted_reasons
 from isojax.scaling.evaluation_size import SAME_REWARD
 from isojax.scaling.intervals import LEVEL, share_draws
 from isojax.scaling.learning import NothingLearnt
