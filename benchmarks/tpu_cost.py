@@ -29,13 +29,14 @@ from isojax.core.config import Config, SweepConfig
 from isojax.core.config.load import load_config
 from isojax.core.policy_sizes import WeightSizes
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_sizes
-from isojax.launch.hlo_cycles import Loop, read_loops
+from isojax.launch.hlo_cycles import Loop, Operation, read_loops
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 from isojax.launch.local.compiled_times import CLOCKS, compiled_parts
 from isojax.launch.local.kernel_prices import Positions, make_kernel_cycles
 from isojax.launch.time_estimate import find_chip, program_times
 
 PROGRAMS = ("decode", "learn")
+KEPT_BYTES = 1 << 20  # an array of so many bytes is a part of the cache or the weights
 SCOPES = (
     program_scopes.DECODE_TOKENS,
     program_scopes.PREFILL_BLOCKS,
@@ -96,7 +97,8 @@ def compare(config: Config, arguments: argparse.Namespace) -> None:
     planned = asdict(program_times(budget.sizes(sweep), rates))
     for name in arguments.programs:
         function, shapes = programs[name]
-        hlo = function.lower(*shapes).compile().as_text()
+        compiled = function.lower(*shapes).compile()
+        hlo = compiled.as_text()
         if arguments.hlo:
             arguments.hlo.mkdir(parents=True, exist_ok=True)
             (arguments.hlo / f"{config.name}.{name}.hlo").write_text(hlo)
@@ -117,6 +119,9 @@ def compare(config: Config, arguments: argparse.Namespace) -> None:
                 bound_ms = 1e3 * memory_bound(weights, config, sweep, budget, rates.bandwidth)
                 line["memory_bound_ms"] = round(bound_ms, 3)
                 line["share_of_roofline"] = round(bound_ms / compiled_ms, 2)
+                line["moves_of_cache_or_weights"] = moves_of_sampler(read_loops(hlo))
+                temporaries = compiled.memory_analysis().temp_size_in_bytes
+                line["temporaries_mb"] = round(temporaries / 1e6, 1)
             print(json.dumps(line), flush=True)
 
         if arguments.top:
@@ -126,6 +131,33 @@ def compare(config: Config, arguments: argparse.Namespace) -> None:
             clock = CLOCKS[kind]
             kernel_cycles = make_kernel_cycles(positions, kind, rates, clock)
             print_operations(read_loops(hlo, kernel_cycles), clock, arguments.top)
+
+
+def moves_data(operation: Operation) -> bool:
+    """Whether it only copies, turns round or slices, so much that it must be the cache or weights.
+
+    An asynchronous copy brings an operand nearer, and is none of these.
+    """
+    if operation.largest_result_bytes < KEPT_BYTES:
+        return False
+    if operation.opcode in ("copy", "transpose", "dynamic-slice"):
+        return True
+    names = ("copy", "transpose", "slice_fusion", "slice-fusion")
+    is_move = any(name in operation.name for name in names) and "update" not in operation.name
+    return operation.opcode == "fusion" and is_move
+
+
+def moves_of_sampler(program: Loop) -> list[str]:
+    """Names of the operations that move the cache or weights between tokens, or in one.
+
+    Those are in the program itself, in its loops without a loop within (a slot gets its prompt's
+    keys and values), and in the loop over tokens; not in that over blocks of prompts.
+    """
+    loops = [loop for loop in program.loops if not loop.loops]
+    for tokens in program.find(program_scopes.DECODE_TOKENS):
+        loops += tokens.walk()
+    operations = [*program.operations, *(x for loop in loops for x in loop.operations)]
+    return [x.name for x in operations if moves_data(x)]
 
 
 def memory_bound(

@@ -352,6 +352,8 @@ class DeviceLayer:
         computed_heads = heads if attention.kv_heads == 1 else attention.heads // devices_of_keys
 
         self.heads = heads  # of queries
+        self.kv_heads = kv_heads
+        self.head_dim = attention.head_dim
         # Numbers of a token.
         self.query_values = heads * attention.head_dim
         self.computed_values = computed_heads * attention.head_dim  # of queries, or mixed of values
@@ -433,6 +435,15 @@ def prompt_products(s: DeviceSizes) -> int:
     """Bytes of all that the layers make of a block of prompts, whether it is kept or not."""
     layer_bytes = [
         layer.count * layer.all_kept(s.prefill_tokens, s.shapes.prompt_length, PROMPT_KEY_PARTS)
+        for layer in s.layers
+    ]
+    return sum(layer_bytes)
+
+
+def response_products(s: DeviceSizes) -> int:
+    """Bytes of all that the layers make of a microbatch, whether it is kept or not."""
+    layer_bytes = [
+        layer.count * layer.all_kept(s.microbatch_tokens, s.key_positions, RESPONSE_KEY_PARTS)
         for layer in s.layers
     ]
     return sum(layer_bytes)

@@ -7,10 +7,11 @@ rate of the device, one after the other:
                     see, for each of R slots, with or without a rollout; the layers' weights, the
                     table of logits and the slots' part of the cache, read once
     prefill         the same products for each prompt position; the layers' weights, once, and
-                    what layers make of the prompts, four times
+                    what layers make of the prompts as often as TRAFFIC has it
     microbatch      6 operations per weight and token (4 where the weight is frozen), 2 more where a
                     layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
-                    keep for the gradient and the sum of gradients move three times
+                    make of the tokens, and logits, move as often as TRAFFIC has it, the sum of
+                    gradients three times
     end of update   Adam's step: arrays of the parameters' size move nine times
     links           where fsdp splits weights, each microbatch and block of prompts gathers them and
                     scatters their gradient; where tensor does, each layer has two sums forwards and
@@ -28,14 +29,13 @@ from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.core.shapes import PALLAS
+from isojax.core.shapes import PALLAS, TPU_LANES
 from isojax.launch.device_sizes import (
     FLOAT_BYTES,
     DeviceSizes,
     layer_bytes_read,
-    prompt_activations,
     prompt_products,
-    response_activations,
+    response_products,
 )
 
 # of the probed rates that an update reaches; docs/performance.md says how far off that was
@@ -85,6 +85,7 @@ class DeviceRates:
 PUBLISHED_EFFICIENCY = 0.85
 OPERATION_SECONDS = 1.4e-6
 KERNEL_STEP_SECONDS = 0.35e-6
+GPU_EFFICIENCY = 0.35  # of an H100's published rates, with all overheads
 
 # Operations of the compiled programs: of a layer in a decode step, forwards and backwards; outside
 # of the layers in a decode step, a block of prompts, a microbatch and the rest of an update.
@@ -94,16 +95,31 @@ BACKWARD_OPERATIONS = 90
 STEP_OPERATIONS = 40
 BLOCK_OPERATIONS = 30
 UPDATE_OPERATIONS = 100
-# How often arrays [slots, vocabulary] in float32 move in a decode step: logits, their softmax, and
-# the draw of a token. On a CPU most of that stays in its caches.
-LOGIT_ARRAYS = {"cpu": 0, "gpu": 15, "tpu": 15}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How often arrays move between a device's memory and its cores, as XLA compiles them."""
+
+    forward: int  # all that a layer makes of its tokens, forwards
+    backward: int
+    decode_logits: int  # arrays [slots, vocabulary] in float32, in a decode step
+    update_logits: int  # arrays [tokens, vocabulary] in float32, in the update
+
+
+# On a TPU by the operations of compiled programs; elsewhere the efficiency includes the rest.
+TRAFFIC = {
+    "cpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0),
+    "gpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0),
+    "tpu": Traffic(forward=4, backward=9, decode_logits=15, update_logits=8),
+}
 DECODE_BLOCK = 512  # positions of the cache that a step of the decode kernel reads, at most
 DECODE_GROUP = 8  # slots of a step of the decode kernel, at most
 ATTENTION_BLOCK = 512  # queries, and keys, of a step of the update's attention kernels, at most
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
-    """The rates of an accelerator as its maker publishes them.
+    """The rates of a TPU as its maker publishes them.
 
     tflops: of bfloat16 products, in TFLOP/s. memory, links: in GB/s; links: along one axis of a
     mesh, both directions together.
@@ -134,8 +150,17 @@ CHIPS = {
 # a core of a CPU.
 TYPICAL_RATES = {
     "tpu": CHIPS["TPU v5 lite"][1],
-    "gpu": published_rates(989, 3350, 450),
-    "cpu": DeviceRates(decode_flops=0.08e12, update_flops=0.08e12, bandwidth=10e9),
+    "gpu": DeviceRates(
+        decode_flops=989e12,
+        update_flops=989e12,
+        bandwidth=3350e9,
+        link_bandwidth=450e9,
+        efficiency=GPU_EFFICIENCY,
+        origin="published",
+    ),
+    "cpu": DeviceRates(
+        decode_flops=0.08e12, update_flops=0.08e12, bandwidth=10e9, link_bandwidth=10e9
+    ),
 }
 
 
@@ -277,7 +302,7 @@ def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
         # The kernel reads whole blocks of what is in use, on average half of the response.
         cache_bytes *= min(1.0, (P + T / 2 + DECODE_BLOCK / 2) / (P + T))
     table_bytes = s.compute_bytes * s.table_params
-    logit_bytes = LOGIT_ARRAYS[s.backend] * FLOAT_BYTES * R * s.V
+    logit_bytes = TRAFFIC[s.backend].decode_logits * FLOAT_BYTES * R * s.V
     bytes_moved = layer_bytes_read(s, R) + cache_bytes + table_bytes + logit_bytes
 
     link_seconds = _tensor_sum_seconds(s, R, sums_per_layer=2, rates=rates)
@@ -289,8 +314,9 @@ def _prefill_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     before it on average."""
     layer_flops = 2 * s.active_params + 4 * s.attended_values(s.shapes.prompt_length / 2)
     flops = s.prefill_tokens * layer_flops
-    # What a layer makes of its tokens moves four times: between products it is also turned round.
-    bytes_moved = layer_bytes_read(s, s.prefill_tokens) + 4 * prompt_products(s)
+    # What a layer makes of its tokens also moves where it is turned round, between products.
+    products = prompt_products(s) + _prompt_padding(s)
+    bytes_moved = layer_bytes_read(s, s.prefill_tokens) + TRAFFIC[s.backend].forward * products
     link_seconds = _tensor_sum_seconds(s, s.prefill_tokens, sums_per_layer=2, rates=rates)
     return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
@@ -311,7 +337,8 @@ def _gradient_block_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     if _is_joint(s):
         return 0.0
     flops = s.prefill_tokens * _prompt_position_flops(s)
-    bytes_moved = 3 * prompt_activations(s) + 3 * _gradient_bytes(s)
+    products = prompt_products(s) + _prompt_padding(s)
+    bytes_moved = _update_moves(s) * products + 3 * _gradient_bytes(s)
     link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, s.prefill_tokens, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
@@ -331,8 +358,10 @@ def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
         flops += s.prefill_tokens * _prompt_position_flops(s)
         tokens += s.prefill_tokens
 
-    # What layers keep for the gradient, and the sum of gradients, move three times.
-    bytes_moved = 3 * response_activations(s) + 3 * _gradient_bytes(s)
+    # The sum of gradients is read and written, and the microbatch's own written.
+    products = response_products(s) + _padding_bytes(s, m, T, P + T)
+    logit_bytes = TRAFFIC[s.backend].update_logits * FLOAT_BYTES * m * T * s.V
+    bytes_moved = _update_moves(s) * products + logit_bytes + 3 * _gradient_bytes(s)
     link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, tokens, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
@@ -341,6 +370,42 @@ def _prompt_position_flops(s: DeviceSizes) -> float:
     """Operations of a prompt's position in the update; it needs no logits."""
     layer_flops = s.active_params + 2 * s.attended_values(s.shapes.prompt_length / 2)
     return _flops_per_weight(s) * layer_flops
+
+
+def _update_moves(s: DeviceSizes) -> int:
+    """How often all that layers make of their tokens moves in an update.
+
+    Forwards once, again where a layer is computed again or for the reference, and backwards.
+    """
+    traffic = TRAFFIC[s.backend]
+    return traffic.forward * (1 + s.remat + s.has_reference) + traffic.backward
+
+
+def _prompt_padding(s: DeviceSizes) -> float:
+    """As `_padding_bytes`, of a block of prompts."""
+    P = s.prompt_positions
+    return _padding_bytes(s, s.shapes.prefill_batch, P, P)
+
+
+def _padding_bytes(s: DeviceSizes, rows: int, queries: int, keys: int) -> float:
+    """Bytes by which arrays of a TPU's attention kernel exceed those of the tokens, in all layers.
+
+    Positions and numbers of a head are padded to tiles of TPU_LANES: queries and mixed values
+    [rows, queries, heads, H], keys and values [rows, keys, kv_heads, H]. 0 without that kernel.
+    """
+    if s.holds_scores or s.backend != "tpu":
+        return 0.0
+    padding = 0
+    for layer in s.layers:
+        H = layer.head_dim
+        of_queries = _whole_tiles(queries) * _whole_tiles(H) - queries * H
+        of_keys = _whole_tiles(keys) * _whole_tiles(H) - keys * H
+        padding += layer.count * 2 * (layer.heads * of_queries + layer.kv_heads * of_keys)
+    return s.compute_bytes * rows * padding
+
+
+def _whole_tiles(size: int) -> int:
+    return -(-size // TPU_LANES) * TPU_LANES
 
 
 def _gradient_bytes(s: DeviceSizes) -> int:
