@@ -428,7 +428,7 @@ def test_where_nothing_fits_it_says_what_would_help() -> None:
     large_set = REQUESTED.model_copy(update={"microbatch": 64, "remat": "none"})
     suggestion = suggest_fit(large_set, replace(tight, backend="gpu"), [("the 2 there are", 2)])
     assert re.search(
-        r"--mesh \w+=2 sweep.microbatch=\d+ sweep.remat=layer on the 2 there are", suggestion
+        r"--mesh \w+=2 sweep.microbatch=\d+ on the 2 there are", suggestion
     )
 
 
