@@ -485,7 +485,7 @@ def test_settings_that_stand_in_the_way_are_named() -> None:
     requested = load_config(["gsm8k"], ["sweep.microbatch=64"]).sweep
     assert fit_to_memory(requested, v5e) is None
     suggestion = suggest_fit(requested, v5e, [])
-    assert re.search(r"It would fit with .*sweep.microbatch=32 .*sweep.remat=layer", suggestion)
+    assert re.search(r"It would fit with .*sweep.microbatch=8 .*sweep.remat=none", suggestion)
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
