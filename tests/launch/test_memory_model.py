@@ -427,9 +427,7 @@ def test_where_nothing_fits_it_says_what_would_help() -> None:
         autosize_sweep(REQUESTED, replace(tight, backend="gpu"), is_new_run=True)
     large_set = REQUESTED.model_copy(update={"microbatch": 64, "remat": "none"})
     suggestion = suggest_fit(large_set, replace(tight, backend="gpu"), [("the 2 there are", 2)])
-    assert re.search(
-        r"--mesh \w+=2 sweep.microbatch=\d+ on the 2 there are", suggestion
-    )
+    assert re.search(r"--mesh \w+=2 sweep.microbatch=\d+ on the 2 there are", suggestion)
 
 
 PRESETS = ("qwen2.5-7b-instruct", "llama-3.1-8b-instruct", "qwen3-4b-instruct")
