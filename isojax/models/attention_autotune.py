@@ -121,7 +121,7 @@ def select_attention(
         decode = autotune(
             shapes.of_sampler, Request("sweep.decode_attention", sweep.decode_attention, fix), mesh
         )
-        decode = _without_wrong_experts(cell, sweep, mesh, decode, fix)
+    decode = _without_wrong_experts(cell, sweep, mesh, decode, fix)
     return sweep.model_copy(update={"decode_attention": decode, "forward_attention": forward})
 
 

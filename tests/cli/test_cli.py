@@ -137,6 +137,7 @@ def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
         "recommend",
         "report",
         "lr-search",
+        "accelerator",
     ):
         code, out, _ = isojax(command, "--help")
         assert code == 0 and "Example" in out and f"isojax {command} " in out

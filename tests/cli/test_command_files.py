@@ -41,6 +41,7 @@ def test_isojaxs_own_commands_are_the_order_of_the_help() -> None:
         "spend",
         "difficulty",
         "lr-search",
+        "accelerator",
     ]
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
+from isojax.core.config import CellConfig, SweepConfig
 from isojax.distributed import device_probe
+from isojax.launch.local import setup
 from isojax.models import attention_autotune, attention_calls
 from isojax.models.attention import self_attention
 from isojax.models.attention_calls import DecodeAttentionShape, SelfAttentionShape
 from isojax.models.cache_attention import decode_attention, position_axes
 from isojax.models.kernel_checks import attention_cases
+from isojax.models.kernel_checks.kernel_errors import KernelError
 from tests.device import mesh
 from tests.refusals import refused
 
@@ -160,3 +165,57 @@ def test_a_gpus_kernel_is_refused_where_it_cannot_serve(
     monkeypatch.setitem(shape.platform_kernels, "cpu", kernel)
     with refused(where="attention"):
         autotune(shape, kernel)
+
+
+@pytest.mark.parametrize("wrong", ["GroupedCase", "ExpertsCase", "neither"])
+def test_kernels_for_experts_are_checked_on_a_tpu(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sampler's goes with its attention, which can be plain; the update's cannot be left out.
+
+    Of a TPU that is not here, whose kernels are as this test says."""
+
+    def error(case: Any, implementation: str) -> KernelError:
+        assert implementation == "pallas"
+        return KernelError("rows", 1.0 if type(case).__name__ == wrong else 1e-5, 1e-4)
+
+    monkeypatch.setattr(attention_autotune, "kernel_error", error)
+    cell = CellConfig().with_settings(
+        model={"family": "qwen3_moe", "vocab": 64, "options": {"experts": 4, "top_k": 2}}
+    )
+    chips: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]))
+
+    def sampler_attention(sweep: SweepConfig) -> str:
+        return attention_autotune._without_wrong_experts(cell, sweep, chips, "pallas", "Do this.")
+
+    set_by_hand = SweepConfig(decode_attention="pallas")
+    if wrong == "GroupedCase":
+        with refused("cell.model", found="the update's products of experts", recorded=False):
+            sampler_attention(SweepConfig())
+    elif wrong == "ExpertsCase":
+        assert sampler_attention(SweepConfig()) == "plain"
+        assert "left out of the sampler: the sampler's products of experts" in caplog.text
+        with refused("sweep.decode_attention=pallas", fix="Do this.", recorded=False):
+            sampler_attention(set_by_hand)
+    else:
+        assert sampler_attention(SweepConfig()) == sampler_attention(set_by_hand) == "pallas"
+
+
+@pytest.mark.parametrize(("is_new_run", "fix"), [(True, "null or plain"), (False, "began with it")])
+def test_a_run_goes_on_with_its_kernel_or_not_at_all(
+    is_new_run: bool, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's config has the kernels that it began with, which decide its bits."""
+    errors = [1e-5]  # the last one counts
+    monkeypatch.setattr(
+        attention_autotune, "kernel_error", lambda *_: KernelError("out", errors[-1], 1e-4)
+    )
+    for shape in (SELF, DECODE):
+        monkeypatch.setitem(shape.platform_kernels, "cpu", "pallas")
+    saved = SweepConfig(decode_attention="pallas", forward_attention="pallas")
+    budget: Any = SimpleNamespace(fits=lambda sweep: True)
+    arguments = (CellConfig(), saved, budget, mesh(), is_new_run)
+    assert setup._with_fastest_attention(*arguments) == saved
+    errors.append(0.5)
+    with refused("sweep.forward_attention=pallas", fix=fix, recorded=False):
+        setup._with_fastest_attention(*arguments)
