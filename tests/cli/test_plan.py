@@ -40,7 +40,7 @@ def test_no_line_of_a_plan_is_wider_than_the_terminal(
         "rollouts/s",
         "memory of a device",
         "GiB at the peak of sampling",
-        "time: ",
+        "time of",
         "recipe: loss grpo",
     ):
         assert part in words
