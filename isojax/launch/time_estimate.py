@@ -12,7 +12,7 @@ rate of the device, one after the other:
                     layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
                     make of the tokens, and logits, move as often as TRAFFIC has it, the sum of
                     gradients three times
-    end of update   Adam's step: arrays of the parameters' size move nine times
+    end of update   Adam's step: arrays of the parameters' size, as often as TRAFFIC has it
     links           where fsdp splits weights, each microbatch and block of prompts gathers them and
                     scatters their gradient; where tensor does, each layer has two sums forwards and
                     two backwards
@@ -62,8 +62,6 @@ class DeviceRates:
     link_bandwidth: float = math.inf
     efficiency: float = EFFICIENCY  # the share of these rates that is reached
     origin: str = "probed"
-    # The share of `update_flops` that products of an update reach, before the efficiency.
-    update_share: float = 1.0
     # Seconds that each operation of a program takes at least, and each step of a kernel's grid; 0
     # where the efficiency includes them.
     operation_seconds: float = 0.0
@@ -85,8 +83,6 @@ class DeviceRates:
 # cycles that XLA expects of programs compiled for TPUs (docs/performance.md). A small operation is
 # 2,120 cycles, at 1.5 GHz on v5e.
 PUBLISHED_EFFICIENCY = 0.85
-# By XLA's cost model for v5e, a gradient reaches 31% of the products' published rate, all in all.
-UPDATE_SHARE = 0.4
 OPERATION_SECONDS = 1.4e-6
 KERNEL_STEP_SECONDS = 0.35e-6
 GPU_EFFICIENCY = 0.35  # of an H100's published rates, with all overheads
@@ -109,13 +105,14 @@ class Traffic:
     backward: int
     decode_logits: int  # arrays [slots, vocabulary] in float32, in a decode step
     update_logits: int  # arrays [tokens, vocabulary] in float32, in the update
+    adam: int  # arrays of what is trained in float32, at an update's end
 
 
 # On a TPU by the operations of compiled programs; elsewhere the efficiency includes the rest.
 TRAFFIC = {
-    "cpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0),
-    "gpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0),
-    "tpu": Traffic(forward=4, backward=9, decode_logits=15, update_logits=8),
+    "cpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0, adam=9),
+    "gpu": Traffic(forward=1, backward=2, decode_logits=0, update_logits=0, adam=9),
+    "tpu": Traffic(forward=4, backward=9, decode_logits=15, update_logits=8, adam=20),
 }
 DECODE_BLOCK = 512  # positions of the cache that a step of the decode kernel reads, at most
 DECODE_GROUP = 8  # slots of a step of the decode kernel, at most
@@ -135,7 +132,6 @@ def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
         link_bandwidth=1e9 * links,
         efficiency=PUBLISHED_EFFICIENCY,
         origin="published",
-        update_share=UPDATE_SHARE,
         operation_seconds=OPERATION_SECONDS,
         kernel_step_seconds=KERNEL_STEP_SECONDS,
     )
@@ -258,12 +254,9 @@ def _attention_steps(s: DeviceSizes, queries: int, keys: int) -> float:
 
 
 def time_bounds(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
-    """Lower bounds: products, memory and links one after the other, each at its full rate.
-
-    Products of the update are at the share of their rate that they reach.
-    """
-    # In Adam's step, arrays of the size of what is trained move nine times.
-    adam_bytes = 9 * (s.trained_bytes + s.critic_bytes)
+    """Lower bounds: products, memory and links one after the other, each at its full rate."""
+    # In Adam's step, arrays of the size of what is trained move.
+    adam_bytes = TRAFFIC[s.backend].adam * (s.trained_bytes + s.critic_bytes)
     return ProgramTimes(
         decode_step=_decode_step_bound(s, rates),
         prefill_block=_prefill_bound(s, rates),
@@ -348,8 +341,7 @@ def _gradient_block_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     products = prompt_products(s) + _prompt_padding(s)
     bytes_moved = _update_moves(s) * products + 3 * _gradient_bytes(s)
     link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, s.prefill_tokens, rates)
-    product_seconds = flops / (rates.update_share * rates.update_flops)
-    return product_seconds + bytes_moved / rates.bandwidth + link_seconds
+    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
@@ -372,8 +364,7 @@ def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     logit_bytes = TRAFFIC[s.backend].update_logits * FLOAT_BYTES * m * T * s.V
     bytes_moved = _update_moves(s) * products + logit_bytes + 3 * _gradient_bytes(s)
     link_seconds = _weight_pass_seconds(s, rates) + _update_sum_seconds(s, tokens, rates)
-    product_seconds = flops / (rates.update_share * rates.update_flops)
-    return product_seconds + bytes_moved / rates.bandwidth + link_seconds
+    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def _prompt_position_flops(s: DeviceSizes) -> float:
