@@ -25,6 +25,7 @@ from isojax.models.kernels.tpu_grouped import tile_sizes
 CORES = {"TPU v5": 2}  # of a device, by jax's name for it, where it is not 1
 STEP_SECONDS = 0.35e-6  # of a step of a Pallas grid, next to its copies
 DRAWS = 64  # of the slots' positions, over which flash_decode's time is averaged
+FLOATS = ("bf16", "f32")
 LANES = 128  # an axis of a product is padded to as many numbers
 
 # Products of queries with all their keys in splash attention's kernels. Forwards: scores, mixed
@@ -135,11 +136,13 @@ def _all_experts_cost(operands: Sequence[HloArray], cores: int) -> KernelCost:
 def _splash_cost(operation: Operation, products: int) -> KernelCost:
     """The cost of a splash attention kernel with so many products of queries and keys.
 
-    Its operands: queries [b N t H] first among those of four axes, then keys [b K k H].
+    Its first operands of numbers, after tables of the mask: queries [b N t H], then keys
+    [b K k H]. XLA leaves out the axis of rows where there is one row.
     """
-    queries, keys = [x for x in operation.operands if len(x.shape) == 4][:2]
-    rows, heads, num_queries, head_dim = queries.shape
-    num_keys = keys.shape[2]
+    queries, keys = [x for x in operation.operands if x.type in FLOATS and len(x.shape) >= 3][:2]
+    heads, num_queries, head_dim = queries.shape[-3:]
+    rows = math.prod(queries.shape[:-3])
+    num_keys = keys.shape[-2]
 
     # Causal: of the keys from the first query's on, a query sees half on average.
     seen = num_keys - num_queries / 2
