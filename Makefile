@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 JOBS ?= 2
-SLOW_JOBS ?= 4
+SLOW_JOBS ?= 3
 MODEL ?= models/smollm2-135m
 ARGS ?=
 # Python keeps what it has compiled of isojax and its tests, also where the environment says otherwise (as in many
@@ -44,7 +44,7 @@ NONE_IS_FINE := $(if $(ARGS),|| [ $$? = 5 ])
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
 	$(PYTEST) -n $(JOBS) -m "not slow and not nightly" $(ARGS) $(NONE_IS_FINE)
 
-# Four at once on two cores: many of them wait for processes.
+# Three at once on two cores: many of them wait for processes.
 test-slow: $(VENV)/.stamp-test ## whole commands, several processes, Ray, large programs; ARGS as for test
 	$(PYTEST) -n $(SLOW_JOBS) -m "slow and not nightly" $(ARGS) $(NONE_IS_FINE)
 
