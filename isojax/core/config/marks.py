@@ -46,14 +46,6 @@ class HostPath:
     there already."""
 
 
-class ArgumentPath(NamedTuple):
-    """What the argument of a plug-in's name refers to, as `jsonl:problems.jsonl` does."""
-
-    text: str  # as the argument has it: a file, a folder or a pattern of files
-    inside: tuple[str, ...] = ("**/*",)  # of a folder: as of PathName
-    is_module: bool = False  # the text is a module's dotted name instead
-
-
 Mark = PlainText | PluginName | PathName | PluginFolder | HostPath
 
 

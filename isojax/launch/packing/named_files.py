@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isojax.core import registry
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.config import Config
 from isojax.core.config.marks import (
-    ArgumentPath,
     NamedText,
     PathName,
     PluginName,

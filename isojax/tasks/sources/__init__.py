@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.config import PromptConfig
-from isojax.core.config.marks import ArgumentPath
 from isojax.core.plugins import PluginKind
 
 

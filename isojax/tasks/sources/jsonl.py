@@ -3,8 +3,8 @@ minus 1."""
 
 from pathlib import Path
 
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.config import DataConfig
-from isojax.core.config.marks import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_objects
 from isojax.tasks.other_formats import refuse_other_format

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from isojax.core import limits
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.config import DataConfig
-from isojax.core.config.marks import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.git_lfs import refuse_pointer
 from isojax.core.registry import import_extra

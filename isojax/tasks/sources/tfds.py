@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.atomic_files import atomic_folder
 from isojax.core.config import DataConfig
-from isojax.core.config.marks import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.registry import import_extra

@@ -22,7 +22,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
-from isojax.core.config.marks import ArgumentPath
+from isojax.core.argument_path import ArgumentPath
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.plugins import PluginKind
