@@ -265,7 +265,7 @@ def test_peer_death(scripts: Scripts) -> None:
     assert set(killed["left"]) == {"0", "2"} and set(unwatched["left"]) == {"0", "1", "2"}
     for line in (killed, unwatched):
         assert all(
-            end["code"] == 1 and end["seconds"] < 3 and end["advice"]
+            end["code"] == 75 and end["seconds"] < 3 and end["advice"]
             for end in line["left"].values()
         ), line
 
