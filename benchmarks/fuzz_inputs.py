@@ -69,6 +69,9 @@ def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]
             ["tiny.yaml", value],
             ["tiny.yaml", "--dry-run", "sweep.B_p=[4]", "sweep.n=[2]", f"{key}={value}"],
         ],
+        "pack": [["tiny.yaml", "--list", f"{key}={value}"], [value, "--list"]],
+        # Of a config that is not there: a check that begins takes a minute.
+        "accelerator": [["missing.yaml", value]],
         "lr-search": [
             ["tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value]
         ],
