@@ -207,7 +207,7 @@ def _with_most_useful_slots(
 
     sweep: sizes that fit, chosen for `requested`. The numbers tried are those with which some cell
     begins without empty slots. A step of more slots takes longer, also for smaller cells, which
-    leave some of them empty: that is weighed by the estimate. On a CPU more slots gain no speed.
+    leave some of them empty; the estimate includes both effects. On a CPU more slots gain no speed.
     """
     slots, prefix_width = sweep.decode_slots, sweep.slots_per_prefix
     if requested.decode_slots is not None or budget.backend == "cpu" or not slots:

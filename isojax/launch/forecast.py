@@ -107,20 +107,23 @@ def forecast_sweep_times(
     s: the sizes of the sweep. labels: rollouts that label problems before the first run.
     checkpoints: None: they are not counted. Only for its last one a run waits until it is written.
     """
+    # What a run waits for at its end.
     last_checkpoints = []
     if checkpoints is not None:
         detail = f"the last of {checkpoints.runs} run{'s' * (checkpoints.runs > 1)}"
         last_checkpoints.append(TimePart("checkpoints", checkpoints.final_seconds, detail))
+
     targets = s.cell.eval.evaluation_targets(budget)
     num_evaluations = len(targets) * len(cells)
     rollouts = evaluation_rollouts(s.cell)
-    pairs = sorted({pair for cell in cells for pair in cell.pairs})
     overheads = RunOverheads(
         evaluation_seconds=len(targets) * evaluation_seconds(s, times),
         evaluations=f"{num_evaluations:,} of {rollouts:,} rollouts",
         at_ends=last_checkpoints,
         before=[compiling(s), labelling(s, labels, times)],
     )
+
+    pairs = sorted({pair for cell in cells for pair in cell.pairs})
     return make_forecast(
         cells, targets[-1], concurrent_cells, rollout_rates(s, pairs, times), overheads, source
     )

@@ -30,7 +30,7 @@ def count_start(folder: Path, max_idle_starts: int | None) -> None:
     """Note in the sweep's folder that it begins, or goes on; nothing where there is no limit.
 
     InputError where it has begun `max_idle_starts` times in a row with nothing new in the folder;
-    the count then begins anew, so that somebody who has looked may go on.
+    the count then starts again at 0, so that a user who has read why may go on.
     """
     if max_idle_starts is None:
         return

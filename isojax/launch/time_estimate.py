@@ -325,7 +325,7 @@ def _prefill_bound(s: DeviceSizes, rates: DeviceRates) -> float:
 def _flops_per_weight(s: DeviceSizes) -> int:
     """Operations with each weight for a token of an update.
 
-    2 forwards, 2 backwards to the layer's inputs and 2 to the weight, unless it is frozen beside
+    2 forwards, 2 backwards to the layer's inputs and 2 to the weight, unless it is frozen, as with
     adapters; 2 again by remat, 2 of the reference, 8 of a critic.
     """
     is_trained = not s.adapters

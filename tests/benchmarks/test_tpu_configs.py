@@ -3,7 +3,6 @@ the planner and by the TPU's compiler, which agree."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from benchmarks.tpu_configs import (
     read_commands,
 )
 from isojax.core.config import load_config
+from tests.libtpu import needs_libtpu
 
 GSM8K = load_config("gsm8k")
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
@@ -79,7 +79,7 @@ def test_it_fits_by_the_planner(command: PlanCommand) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
+@needs_libtpu
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.title)
 def test_it_fits_by_the_compiler_as_planned(command: PlanCommand) -> None:
     planned = plan(command)

@@ -3,7 +3,6 @@ sampler."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from isojax.core.policy_sizes import WeightSizes
 from isojax.distributed.sharding import replicated, shape_on
 from isojax.launch.hlo_cycles import read_loops
 from tests.device import mesh
+from tests.libtpu import needs_libtpu
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HLO = """\
@@ -90,9 +90,6 @@ def costs(*words: str) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
 
 
 @pytest.mark.nightly

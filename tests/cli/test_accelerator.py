@@ -1,4 +1,4 @@
-"""`isojax accelerator`: its exit codes, its files, and a batch beside the plan."""
+"""`isojax accelerator`: its exit codes, its files, and a batch compared with the plan."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ tests run it in a process of its own, because libtpu stays with the process that
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.libtpu import needs_libtpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(60)]
 
@@ -216,12 +217,6 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
             tokens * config.cell.model.width for tokens in (prompt_tokens, *response_tokens)
         ],
     }
-
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')",
-)
 
 
 def output_of(script: str, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""A process that speaks S3, for the tests: moto's server, whose uploads of arrays can be held.
+"""A server of S3's protocol, for the tests: moto's server, whose uploads of arrays can be held.
 
 `python -m tests.e2e.bucket_server FOLDER` writes its port to FOLDER/port. While FOLDER/hold is
 there, it answers no upload of a checkpoint's arrays: the first of them makes FOLDER/holding."""

@@ -1,5 +1,5 @@
 """A run of two processes with nothing shared but a bucket: each has a home and a working folder.
-The bucket is a process that speaks S3. Killed during an upload, and between two, the run goes on
+The bucket is a server of S3's protocol. Killed during an upload, and between two, the run goes on
 from empty folders to the bits of one that met nothing."""
 
 from __future__ import annotations

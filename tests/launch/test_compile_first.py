@@ -17,6 +17,7 @@ from isojax.core.errors import InputError
 from isojax.launch.ray import check_on_slice as checks
 from isojax.launch.ray import ray_driver
 from isojax.launch.ray.placement import ProcessGroupSpec
+from tests.libtpu import needs_libtpu
 from tests.refusals import refused
 
 SMALL = ["quickstart", "cell.model.layers=1", "sweep.B_p=[4]", "sweep.n=[2]", "sweep.seeds=1"]
@@ -124,7 +125,7 @@ def test_without_a_compiler_it_warns(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu (Linux on x86)")
+@needs_libtpu
 def test_a_sweep_that_cannot_fit_is_refused_by_the_child_process() -> None:
     """Qwen2.5-7B on four chips of v5e."""
     config = load_config(["gsm8k", "models/qwen2.5-7b-instruct"], ON_SLICE)

@@ -37,15 +37,12 @@ from isojax.launch.local.topology_plan import (
 from isojax.launch.memory_model import SamplingPlan
 from isojax.launch.time_estimate import GIB
 from isojax.models.describe_sizes import describe_sizes
+from tests.libtpu import needs_libtpu
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="no libtpu (Linux on x86: pip install 'isojax[tpu]')",
-)
 
 
 def isojax(*words: str) -> subprocess.CompletedProcess[str]:

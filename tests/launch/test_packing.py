@@ -222,11 +222,11 @@ def test_absolute_paths_become_those_of_the_pack(
 
 def test_links_stay_links(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward that is a link imports from the folder that the link leads to."""
-    write(tmp_path / "shared", {"judge.py": "from beside import f\n"})
-    write(tmp_path / "shared", {"beside.py": "def f(completions, **columns): return [1.0]\n"})
-    write(tmp_path / "shared", {"data/p.jsonl": PROBLEMS})
-    (project / "linked.py").symlink_to(tmp_path / "shared/judge.py")
-    (project / "linked_data").symlink_to(tmp_path / "shared/data")
+    write(tmp_path / "lab", {"judge.py": "from common_rules import f\n"})
+    write(tmp_path / "lab", {"common_rules.py": "def f(completions, **columns): return [1.0]\n"})
+    write(tmp_path / "lab", {"data/p.jsonl": PROBLEMS})
+    (project / "linked.py").symlink_to(tmp_path / "lab/judge.py")
+    (project / "linked_data").symlink_to(tmp_path / "lab/data")
     plan = plan_of(
         [
             "quickstart",
@@ -237,10 +237,10 @@ def test_links_stay_links(project: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert set(packed_names(plan)) == {
         "linked.py",
         "linked_data/p.jsonl",
-        "../../shared/beside.py",
+        "../../lab/common_rules.py",
     }
     there = elsewhere(plan, tmp_path / "host", monkeypatch)
-    assert Path("linked.py").resolve().parent == Path("../../shared").resolve()
+    assert Path("linked.py").resolve().parent == Path("../../lab").resolve()
     assert Path("linked_data/p.jsonl").read_text() == PROBLEMS
     assert load_verifier(there.cell.verifier.use).build() is not None
 

@@ -23,8 +23,8 @@ from isojax.models.attention import self_attention
 from isojax.models.kernels import tpu_decode, tpu_experts, tpu_grouped
 from isojax.models.kernels.prefix import PrefixKV
 
-# The interpreter takes some ten seconds a kernel. CI runs the decode kernel on its smallest cache,
-# one planted race, and the experts; the nightly tests run the others.
+# The interpreter takes some ten seconds per kernel. CI runs the decode kernel on its smallest
+# cache, one planted race, and the experts; the nightly tests run the others.
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
 # The last position that each slot holds: in the first and the third of five blocks, at the ends of

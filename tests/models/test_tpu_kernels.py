@@ -7,7 +7,6 @@ process of its own, because libtpu stays with the process that loaded it.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.libtpu import needs_libtpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(30)]
 
@@ -192,10 +193,7 @@ def programs(names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')",
-)
+@needs_libtpu
 @pytest.mark.parametrize(
     "names",
     [

@@ -23,7 +23,7 @@ def accelerator(
     """Check this machine's TPU, GPU or CPU: its kernels, and the speed of a run.
 
     Every kernel is compared with float32. Then the smallest cell of CONFIG is sampled and trained,
-    on random weights, and its times stand beside those of the plan. Without CONFIG: the largest of
+    on random weights, and its times are compared with the plan's. Without CONFIG: the largest of
     Qwen3-1.7B, Qwen2.5-0.5B and a small model that fits. On a CPU, the kernels of a TPU are
     interpreted.
 

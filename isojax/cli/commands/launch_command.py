@@ -23,8 +23,8 @@ TOPOLOGY_HELP = (
 )
 PRICE_HELP = "With --topology: what an hour of one chip costs; the plan has the price of each part."
 COMPILE_HELP = (
-    "With --dry-run: compile for the devices here, or for those of --topology, and show the memory "
-    "by their compiler beside the estimate. With --ray on TPU slices a sweep's programs are "
+    "With --dry-run: compile for the devices here, or for those of --topology, and compare "
+    "their compiler's memory with the estimate. With --ray on TPU slices a sweep's programs are "
     "compiled before any slice is asked for, unless --no-compile."
 )
 NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."

@@ -1,5 +1,5 @@
 """`isojax accelerator`: whether the kernels of the devices here are right, and how fast a run's
-sampler and update are beside what is planned."""
+sampler and update are compared with the plan."""
 
 import importlib.metadata
 import platform as python_platform
@@ -180,7 +180,8 @@ class MeasuredSweep:
 
     @property
     def keeps_rates(self) -> bool:
-        """Whether plans read what is measured: all CPUs have one name, and are measured anew."""
+        """Whether plans read what is measured: all CPUs have one name, so each is
+        measured again."""
         return self.platform != "cpu"
 
 

@@ -218,9 +218,12 @@ def forecast_sweep(
     """
     s = budget.sizes(config.sweep)
     concurrent_cells = cell_devices.concurrent_cells
+
+    # A measurement of the kind of chip holds for all devices, as a run's are of one kind.
     rates = measured_rates(cell_devices.devices[0].device_kind)
     if rates is None:
         rates = _probe_rates(s, cell_devices)
+
     return forecast_sweep_times(
         s,
         cells,

@@ -104,7 +104,7 @@ def topology_devices(topology: str) -> list[Any]:
 def host_bounds(topology: str) -> tuple[int, int, int] | None:
     """The chips of a host along each axis, for libtpu; None: its own 2 x 2 x 1.
 
-    libtpu has to be told of a slice that is one host of 8 chips, or a part of a host, such as the
+    libtpu needs them for a slice that is one host of 8 chips, or a part of a host, such as the
     v5e:1x1 of a notebook.
     """
     shape = slice_shape(topology)

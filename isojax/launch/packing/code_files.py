@@ -281,12 +281,14 @@ def _distributions_of_isojax() -> set[str]:
         if name in known:
             continue
         known.add(name)
+
         try:
             requirements = importlib.metadata.requires(name) or []
-        except (
-            importlib.metadata.PackageNotFoundError
-        ):  # of another platform, or no wheel of isojax
+        except importlib.metadata.PackageNotFoundError:
+            # A requirement of another platform, or an isojax that runs from its checkout alone.
             continue
+
+        # Names alone: versions and conditions follow them. Extras are not installed on hosts.
         for requirement in requirements:
             match = re.match(r"[\w.-]+", requirement)
             if match and "extra ==" not in requirement:

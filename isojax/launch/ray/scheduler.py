@@ -323,9 +323,11 @@ class RayScheduler:
 
     def _start_group_in(self, slot: GroupSlot) -> None:
         """Begin the task of a new process group in a slot without one."""
+        # A slot's groups follow each other; each has logs of its number.
         log_name = f"group{self.slots.index(slot)}-{slot.groups_started}"
         log_prefix = self.folder / LOGS_FOLDER / log_name
         slot.groups_started += 1
+
         processes = RayProcessGroup(
             self.ray,
             self.config,
@@ -337,6 +339,7 @@ class RayScheduler:
         )
         group = ActiveGroup(processes)
         slot.current = group
+        # The group keeps its task: asyncio alone would not keep it alive.
         group.task = asyncio.create_task(self._run_group(slot, group))
 
     async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
