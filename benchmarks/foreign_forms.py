@@ -388,6 +388,32 @@ def small_world(rng: np.random.Generator) -> World:
     )
 
 
+# What makes a recommendation promise too much.
+RISKS = ("no effect of n", "one unlike seed", "cells that end early", "slow power laws")
+
+
+def risky_world(rng: np.random.Generator, risk: str) -> World:
+    """A world with one of RISKS: all cells have one curve; one seed, with a run-to-run standard
+    deviation of .025; half of the cells end at .15 to .5 of the largest C; or a power law with an
+    exponent of .1 to .3, far from its plateau at any C."""
+    growth = "saturating power" if risk == "slow power laws" else str(rng.choice(RISES))
+    world = replace(random_world(rng, growth), form=risk)
+    curves, C_end = world.curves, float(world.targets[-1])
+    if risk == "no effect of n":
+        first = next(iter(curves.values()))
+        return replace(world, curves=dict.fromkeys(curves, first))
+    if risk == "one unlike seed":
+        return replace(world, seeds=1, run_sd=0.025)
+    if risk == "cells that end early":
+        keys = list(curves)
+        early = rng.permutation(len(keys))[: max(1, len(keys) // 2)]
+        ends = {keys[j]: C_end * rng.uniform(0.15, 0.5) for j in early}
+        return replace(world, ends=dict.fromkeys(keys, C_end) | ends)
+
+    slow = partial(saturating_power, exponent=rng.uniform(0.1, 0.3))
+    return replace(world, curves={key: replace(c, growth=slow) for key, c in curves.items()})
+
+
 def stable_world(rng: np.random.Generator) -> World:
     """A world without a fall whose metric has the noise of 60 to 500 problems; the records hold the
     metric alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,33 @@ def interval_figures(lines: Sequence[Line]) -> Line:
             figures[f"{kind}_{times}"] = share([holds(case) for case in cases])
             figures[f"{kind}_{times}_width"] = width(cases)
     return figures
+
+
+def promise_figures(lines: Sequence[Line], times: int) -> Line:
+    """How the recommended cell's expected reward and interval compare with its true reward, for a
+    budget of `times` the data.
+
+    `too_high`: the share of intervals that lie above the truth; `too_low`: below it. Errors, of
+    reward: expected less true. The score of an interval (Winkler's) is its width, and 20 times the
+    distance by which it misses: less is better."""
+    cases = recommendations(lines, times)
+    intervals = [case["cell"] for case in cases]
+    errors = [case["expected"] - case["cell"]["truth"] for case in cases]
+    scores = []
+    for cell in intervals:
+        miss = max(cell["low"] - cell["truth"], cell["truth"] - cell["high"], 0.0)
+        scores.append(cell["high"] - cell["low"] + 20 * miss)
+
+    return {
+        "answers": len(cases),
+        "inside": share([holds(cell) for cell in intervals]),
+        "too_high": share([cell["truth"] < cell["low"] for cell in intervals]),
+        "too_low": share([cell["truth"] > cell["high"] for cell in intervals]),
+        "error": share(errors),
+        "error_se": float(np.std(errors) / len(errors) ** 0.5) if errors else float("nan"),
+        "score": share(scores),
+        "regret": share([case["regret"] for case in cases]),
+    }
 
 
 def choice_figures(lines: Sequence[Line]) -> Line:
@@ -174,6 +202,24 @@ def intervals_table(lines: Sequence[Line]) -> Table:
             f"{shown(figures[name], 2)} ({shown(figures[f'{name}_width'], 3)})" for name in names
         ]
         table.add_row(form, str(len(group)), *cells)
+    return table
+
+
+def promises_table(lines: Sequence[Line], times: int) -> Table:
+    table = Table("form", "answers", "inside", "too high", "too low")
+    for column in ("mean error (1 se)", "mean score", "regret"):
+        table.add_column(column)
+    table.title = f"The recommended cell's promise at {times}x, against its true reward"
+    for form, group in by_form(lines).items():
+        figures = promise_figures(group, times)
+        table.add_row(
+            form,
+            str(figures["answers"]),
+            *(shown(figures[name], 3) for name in ("inside", "too_high", "too_low")),
+            f"{figures['error']:+.4f} ({shown(figures['error_se'], 4)})",
+            shown(figures["score"], 3),
+            shown(figures["regret"], 4),
+        )
     return table
 
 
@@ -314,7 +360,13 @@ def print_tables(lines: Sequence[Line]) -> None:
             console.print(f"{world}: {reason}", markup=False)
 
     tables_of_part = {
-        "worlds": (intervals_table, choices_table, calibration_table),
+        "worlds": (
+            intervals_table,
+            *(partial(promises_table, times=times) for times in TIMES),
+            choices_table,
+            calibration_table,
+        ),
+        "risky": tuple(partial(promises_table, times=times) for times in TIMES),
         "small": (small_table,),
         "stable": (stable_table,),
         "advice": (advice_table,),

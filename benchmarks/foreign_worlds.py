@@ -1,7 +1,8 @@
-"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Four parts, each
+"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Five parts, each
 a fit of simulated sweeps of known law (benchmarks/foreign_forms.py):
 
     python benchmarks/foreign_worlds.py            120 worlds of 14 forms; 2 minutes on one core
+    python benchmarks/foreign_worlds.py --risky    48 worlds that invite promises too high
     python benchmarks/foreign_worlds.py --small    24 small sweeps: does the stated regret hold?
     python benchmarks/foreign_worlds.py --stable   300 stable sweeps, no counts: called stable?
     python benchmarks/foreign_worlds.py --advice   40 sweeps: halting marks, the run to measure next
@@ -36,10 +37,12 @@ from foreign_forms import (
     FITTED,
     FORMS,
     METRIC,
+    RISKS,
     SAMPLES,
     Key,
     World,
     random_world,
+    risky_world,
     small_world,
     stable_world,
 )
@@ -56,7 +59,8 @@ from isojax.scaling.result import FitResult
 BUDGETS_IN_RANGE = 10
 RUNS_PAST_MARKS = 20  # of each recommended cell
 POINTS_OF_A_CURVE = 3  # the evaluations that a cell on the frontier has at least
-PARTS = {"worlds": 120, "small": 24, "stable": 300, "advice": 40}  # the parts and their sweeps
+# the parts and their sweeps; a new part comes last, since its position draws the worlds
+PARTS = {"worlds": 120, "small": 24, "stable": 300, "advice": 40, "risky": 48}
 Line = dict[str, Any]
 
 
@@ -117,7 +121,7 @@ def recommendation_case(
     """The recommendation for a budget of `times` the largest measured C, against the truth."""
     budget = times * world.C_end
     try:
-        advice = isojax.recommend(fit, budget)
+        advice = isojax.recommend(fit, budget, with_details=False)
     except InputError as error:
         return {"times": times, "refused": str(error)}
     if advice.interval is None or advice.prediction_interval is None:
@@ -253,6 +257,7 @@ JUDGES = {
     "small": judge_small,
     "stable": judge_stable,
     "advice": judge_advice,
+    "risky": judge_worlds,
 }
 
 
@@ -262,6 +267,8 @@ def draw_world(part: str, rng: np.random.Generator, number: int) -> World:
         return random_world(rng, forms[number % len(forms)])
     if part == "advice":  # every other one has the fit's own form
         return random_world(rng, forms[number // 2 % len(forms)] if number % 2 else FITTED)
+    if part == "risky":
+        return risky_world(rng, RISKS[number % len(RISKS)])
     if part == "small":
         return small_world(rng)
     return stable_world(rng)
@@ -347,12 +354,21 @@ def parse_arguments() -> argparse.Namespace:
         help="halting marks and next runs",
     )
     parts.add_argument(
+        "--risky",
+        action="store_const",
+        const="risky",
+        dest="part",
+        help="worlds that invite promises too high",
+    )
+    parts.add_argument(
         "--read", nargs="+", metavar="FILE", help="simulate nothing: the tables of these files"
     )
     parser.add_argument(
         "--worlds",
         type=int,
-        help="how many (120; 24 with --small, 300 with --stable, 40 with --advice)",
+        help=f"how many ({PARTS['worlds']}; "
+        + ", ".join(f"{count} with --{part}" for part, count in list(PARTS.items())[1:])
+        + ")",
     )
     parser.add_argument("--seed", type=int, default=0, help="another one draws other worlds")
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")

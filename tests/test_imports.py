@@ -72,6 +72,7 @@ PLUGIN_FOLDERS = {
     "exporters",
     "commands",
     "figures",
+    "strategies",
 }
 MAX_PARAMETERS = 8
 

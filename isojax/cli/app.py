@@ -17,7 +17,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from isojax import __version__
-from isojax.cli.command_files import ENDING, LazyCommand, find_commands, find_own_commands
+from isojax.cli.command_files import LazyCommand, find_commands, find_own_commands
+from isojax.cli.command_text import COMMAND_ENDING, computes
 from isojax.cli.options import CommandGroup, new_app
 from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
@@ -85,7 +86,8 @@ class LazyGroup(CommandGroup):
         message = f"No such command {name!r}; the nearest is {nearest!r}."
         function_name = name.replace("-", "_")
         if function_name.isidentifier():
-            message += f" One of your own is a file {function_name}{ENDING} in this directory."
+            file_name = f"{function_name}{COMMAND_ENDING}"
+            message += f" One of your own is a file {file_name} in this directory."
         ctx.fail(message)
 
 
@@ -119,7 +121,7 @@ def _root(version: Annotated[bool, VERSION_OPTION] = False) -> None:
 
 
 def main() -> NoReturn:
-    """The console script `isojax`."""
+    """The console script `isojax`, once start.py has prepared the process."""
     # As `python -m` does, so that a fork's modules in the working directory can be plug-ins.
     sys.path.insert(0, "")
 
@@ -153,7 +155,7 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
 
     141 where nobody reads what a command prints that is no run.
     """
-    if is_run:
+    if computes(is_run, sys.argv[1:]):
         use_huge_pages()  # It may start the process once more, so it comes first.
     guard_output(is_run)  # From here on, a reader of the output that goes away ends no run.
 

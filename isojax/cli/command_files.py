@@ -14,12 +14,12 @@ from typing import NamedTuple
 import typer
 
 from isojax.cli import commands
+from isojax.cli.command_text import COMMAND_ENDING, says_it_is_a_run
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError
 from isojax.core.registry import import_first, plugin_folders
 from isojax.core.user_code import note_plugin_file
 
-ENDING = "_command.py"
 # Of --help; commands that are not here come after these, by their names.
 ORDER = (
     "launch",
@@ -45,7 +45,6 @@ ORDER = (
     "template",
 )
 _SUMMARY = re.compile(r'r?"""(.*?)(?:"""|\n)')
-_IS_RUN = re.compile(r"^IS_RUN = True\b", re.MULTILINE)
 
 
 class LazyCommand(NamedTuple):
@@ -97,7 +96,7 @@ def find_own_commands() -> dict[str, LazyCommand]:
     """
     own: dict[str, LazyCommand] = {}
     for folder in plugin_folders():
-        files = [file for file in Path(folder).glob(f"*{ENDING}") if file.is_file()]
+        files = [file for file in Path(folder).glob(f"*{COMMAND_ENDING}") if file.is_file()]
         for file in sorted(files):
             command = _read_command(file)._replace(is_plugin=True)
             own.setdefault(command.name, command)
@@ -106,7 +105,8 @@ def find_own_commands() -> dict[str, LazyCommand]:
 
 def find_commands() -> tuple[LazyCommand, ...]:
     """The commands of the package in the order of --help; none is imported."""
-    files = [file for folder in commands.__path__ for file in Path(folder).glob(f"*{ENDING}")]
+    pattern = f"*{COMMAND_ENDING}"
+    files = [file for folder in commands.__path__ for file in Path(folder).glob(pattern)]
     found = [_read_command(file) for file in files]
     places = {name: place for place, name in enumerate(ORDER)}
     return tuple(
@@ -123,8 +123,8 @@ def _read_command(file: Path) -> LazyCommand:
         text = ""  # The list of commands needs no summary; a call says why the file is not read.
     summary = _SUMMARY.match(text)
     return LazyCommand(
-        name=file.name.removesuffix(ENDING).replace("_", "-"),
+        name=file.name.removesuffix(COMMAND_ENDING).replace("_", "-"),
         summary=summary[1] if summary else "",
-        is_run=_IS_RUN.search(text) is not None,
+        is_run=says_it_is_a_run(text),
         file=file,
     )

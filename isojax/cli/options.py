@@ -220,7 +220,7 @@ def read_config(
         config = with_plugin_folders_here(with_host_paths_in(config, called_in))
     if config.sweep.schedules:
         # They may need a fit, which takes a while to import.
-        config = importlib.import_module("isojax.launch.strategy").resolve_schedules(config)
+        config = importlib.import_module("isojax.launch.fitted_schedules").resolve_schedules(config)
 
     # The folder of the last config first, as its settings count before others'.
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]

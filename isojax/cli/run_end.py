@@ -9,7 +9,7 @@ from isojax.core.config.load import load_config
 from isojax.core.nouns import RunRecord, Spending
 from isojax.core.schedule import Span
 from isojax.launch.planner import plan_cells
-from isojax.launch.spend_rounds import current_spending
+from isojax.launch.strategies.spend import current_spending
 from isojax.scaling.update_counts import UpdateCounts, count_updates
 
 DEFAULT_END = 2  # times the C of the newest evaluation

@@ -5,7 +5,7 @@
                                               doubled again
     32x2 to 32x32 by gradient                 n follows the gradient's signal (train/growth.py)
     n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit
-                                              (launch/strategy.py)
+                                              (launch/fitted_schedules.py)
 
 A stage begins with the first update after its C is reached.
 """

@@ -1,6 +1,6 @@
 """`python -m isojax.launch`: the same as `isojax launch`."""
 
-from isojax.cli.app import LAUNCH, main_module
+from isojax.cli.start import main_module
 
 if __name__ == "__main__":
-    main_module(LAUNCH)
+    main_module("launch")

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.device_weights import DeviceWeights
 from isojax.launch.memory_model import MEMORY_MARGIN, MemoryEstimate, SamplingPlan, estimate_memory
 from isojax.launch.planner import MAX_SHARD_ROWS, resolve_sweep_sizes, with_kernels
 from isojax.launch.time_estimate import GIB, TYPICAL_RATES, program_times, rollout_rates
@@ -54,6 +56,11 @@ class DeviceBudget:
     def usable_memory(self) -> int:
         return int(MEMORY_UTILIZATION * self.device_memory)
 
+    @cached_property
+    def weights(self) -> DeviceWeights:
+        """A device's part of the policy's weights."""
+        return DeviceWeights(self.policy, self.mesh, self.cell.precision.for_platform(self.backend))
+
     def sizes(
         self, sweep: SweepConfig, pairs: Sequence[tuple[int, int]] | None = None
     ) -> DeviceSizes:
@@ -87,8 +94,7 @@ class DeviceBudget:
             self.cell,
             remat=sweep.remat == "layer",
             shapes=shapes,
-            mesh=self.mesh,
-            policy=self.policy,
+            weights=self.weights,
             backend=self.backend,
             attention=kernels.forward_attention or "plain",
             decode_attention=kernels.decode_attention or "plain",
@@ -108,7 +114,7 @@ class DeviceBudget:
         It has the trained parameters, those of a critic, and Adam's two moments of each.
         """
         whole = replace(self, mesh=MeshShape()).sizes(sweep)
-        return 3 * (whole.trained_bytes + whole.critic_bytes)
+        return 3 * (whole.weights.trained_bytes + whole.critic_bytes)
 
     def fits(self, sweep: SweepConfig) -> bool:
         """Whether a sweep with all sizes chosen is estimated to fit a device, with the margin."""

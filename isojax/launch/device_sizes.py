@@ -1,5 +1,5 @@
-"""A device's part of a sweep: the numbers of its weights and tokens, from the policy's description
-and a plan's sizes.
+"""A device's part of a sweep: the numbers of its tokens and of what layers make of them, from the
+policy's description and a plan's sizes. Those of its weights: device_weights.py.
 
 memory_model.py adds up what of it is held at the same time, time_estimate.py what is multiplied and
 moved. Of a sweep: R slots of the sampler, m rows of a microbatch, g prompts prefilled at once and
@@ -10,24 +10,13 @@ vocabulary; L, layers.
 from functools import cached_property
 
 from isojax.core.config import CellConfig
-from isojax.core.policy_sizes import (
-    AttentionSizes,
-    CacheShape,
-    LayerSizes,
-    PolicySizes,
-    WeightSizes,
-)
+from isojax.core.policy_sizes import AttentionSizes, CacheShape, LayerSizes
 from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
-from isojax.distributed.mesh_spec import WEIGHT_AXES, MeshShape
+from isojax.launch.device_weights import FLOAT_BYTES, DeviceWeights
 
-FLOAT_BYTES = 4
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # Of a token and a key with cuDNN's attention: what is masked (a byte), the bias in bfloat16 that
 # cuDNN takes for it, and the gradient of that.
 MASK_BYTES = 5
-# The mesh axis that splits parameters, gradients and moments, and of which a product gathers each
-# weight that it reads.
-GATHERED_AXIS = "fsdp"
 # Into how many parts the keys that a token attends to are divided, each with its mixed values: a
 # prompt's token sees its prompt, a response's token its prompt and the response before it.
 PROMPT_KEY_PARTS = 1
@@ -46,8 +35,7 @@ class DeviceSizes:
         cell: CellConfig,
         remat: bool,
         shapes: SamplerShapes,
-        mesh: MeshShape,
-        policy: PolicySizes,
+        weights: DeviceWeights,
         backend: str,
         attention: str = "plain",
         decode_attention: str = "plain",
@@ -55,31 +43,29 @@ class DeviceSizes:
         """Compute the sizes of a sweep with these settings; no array is made.
 
         remat: whether each layer is computed again for its gradient, instead of kept. shapes: R, m,
-        g, W, P and T of a shard. policy: shapes of its weights and layers (models/
-        describe_sizes.py). backend: "cpu", "gpu" or "tpu". attention: of prefill and update;
-        "plain" holds the scores of all queries at once, "cudnn" a mask, other kernels ("pallas")
-        neither. decode_attention: the sampler's, from the same names.
+        g, W, P and T of a shard. weights: of the policy on the mesh. backend: "cpu", "gpu" or
+        "tpu". attention: of prefill and update; "plain" holds the scores of all queries at once,
+        "cudnn" a mask, other kernels ("pallas") neither. decode_attention: the sampler's, from the
+        same names.
         """
         self.cell = cell
         self.remat = remat
         self.shapes = shapes
-        self.mesh = mesh
-        self.policy = policy
+        self.weights = weights
+        self.mesh = weights.mesh
+        self.policy = weights.policy
+        self.split = weights.split
         self.backend = backend
         self.decode_attention = decode_attention
 
-        self.precision = cell.precision.for_platform(backend)
-        self.compute_bytes = ITEM_BYTES[self.precision.compute]  # of a number in products
+        self.precision = weights.precision
+        self.compute_bytes = weights.compute_bytes  # of a number in products
         self.holds_scores = attention == "plain"
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # of one token and one key
 
-        # What products read is gathered over fsdp; what a run keeps is split by fsdp as well.
-        self.split = mesh.split(*WEIGHT_AXES)
-        self.kept_split = mesh.split(*WEIGHT_AXES, GATHERED_AXIS)
-
         # This device's part of a prompt's positions, rounded up: prompts are padded until the
         # devices of `sequence` divide them.
-        self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
+        self.prompt_positions = -(-shapes.prompt_length // self.mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
 
         # A response's last token is drawn, and never goes through the layers: T - 1 positions.
@@ -87,7 +73,7 @@ class DeviceSizes:
         # TPU's kernels, until they fill whole tiles.
         m = shapes.microbatch
         response_positions = max(1, shapes.response_length - 1)
-        padding = row_padding(attention, m, response_positions, mesh.weight_parts)
+        padding = row_padding(attention, m, response_positions, self.mesh.weight_parts)
         self.microbatch_tokens = m * (response_positions + padding)
         # Positions that the last response position of a row attends to, itself included.
         self.key_positions = self.prompt_positions + shapes.response_length - 1
@@ -108,109 +94,23 @@ class DeviceSizes:
             for sizes, attention_sizes in zip(layer_sizes, self.policy.attention, strict=True)
         ]
 
-    # ------------------------------------------------------------------ weights
-
-    @cached_property
-    def base_weights(self) -> list[WeightSizes]:
-        return [weight for weight in self.policy.weights if not weight.is_adapter]
-
-    @cached_property
-    def adapters(self) -> list[WeightSizes]:
-        return [weight for weight in self.policy.weights if weight.is_adapter]
-
-    @cached_property
-    def tables(self) -> list[WeightSizes]:
-        """The matrices between tokens and hidden states: an embedding, and an unembedding unless it
-        is tied."""
-        outside_layers = [weight for weight in self.base_weights if not weight.stack]
-        return [weight for weight in outside_layers if "vocab" in dict(weight.axes)]
-
-    def numbers(self, weights: list[WeightSizes]) -> int:
-        """How many numbers these weights have on the device, as products read them.
-
-        That is after fsdp's parts were gathered.
-        """
-        return sum(weight.layers * self.split.size(weight.axes) for weight in weights)
-
-    @cached_property
-    def num_params(self) -> int:
-        return self.numbers(self.base_weights)
-
-    @cached_property
-    def layers_params(self) -> int:
-        """How many parameters all layers have on the device, without embeddings."""
-        return self.numbers([weight for weight in self.base_weights if weight.stack])
-
-    @cached_property
-    def layer_params(self) -> int:
-        """How many parameters the largest layer has on the device."""
-        layer_of_stack: dict[str, int] = {}
-        for weight in self.base_weights:
-            if weight.stack:
-                before = layer_of_stack.get(weight.stack, 0)
-                layer_of_stack[weight.stack] = before + self.split.size(weight.axes)
-        return max(layer_of_stack.values())
-
-    @cached_property
-    def active_params(self) -> float:
-        """Of the layers' parameters, how many a token is multiplied by: of experts, its own."""
-        in_layers = [weight for weight in self.base_weights if weight.stack]
-        return sum(
-            weight.layers * self.split.size(weight.axes) * weight.share for weight in in_layers
-        )
-
-    @cached_property
-    def table_params(self) -> int:
-        """How many numbers the matrix that makes logits has on the device."""
-        return max(self.split.size(weight.axes) for weight in self.tables)
-
-    @property
-    def fsdp_shards(self) -> int:
-        """Devices that share parameters and their gradients: 1 where fsdp does not divide D."""
-        return self.mesh.fsdp if self.policy.width % self.mesh.fsdp == 0 else 1
-
     # ------------------------------------------------------------------ what a run keeps
-
-    @cached_property
-    def param_bytes(self) -> int:
-        """Of the policy's parameters in float32."""
-        return FLOAT_BYTES * self.num_params // self.fsdp_shards
-
-    @cached_property
-    def base_bytes(self) -> int:
-        """Bytes of the base policy's parameters, in the type in which products are computed.
-
-        The base policy is what LoRA leaves as it is, or what a KL term compares with.
-        """
-        return self.compute_bytes * self.num_params // self.fsdp_shards
-
-    @cached_property
-    def trained_bytes(self) -> int:
-        """Bytes of the parameters that are trained, in float32: all, or LoRA's adapters."""
-        if not self.adapters:
-            return self.param_bytes
-        return FLOAT_BYTES * sum(
-            weight.layers * self.kept_split.size(weight.axes) for weight in self.adapters
-        )
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of the base policy that is kept with adapters; 0 where all is trained."""
-        return self.base_bytes if self.adapters else 0
 
     @property
     def reference_bytes(self) -> int:
         """Bytes of the KL's reference; 0 with adapters, as `frozen_bytes` counts it then."""
-        return self.base_bytes if self.has_reference and not self.adapters else 0
+        weights = self.weights
+        return weights.base_bytes if self.has_reference and not weights.adapters else 0
 
     @cached_property
     def critic_bytes(self) -> int:
         """Bytes of the critic's parameters in float32: the policy's without an unembedding."""
         if self.cell.rl.critic is None:
             return 0
-        unembeddings = len(self.tables) - 1  # none where it is tied to the embedding
-        unembedding_bytes = unembeddings * FLOAT_BYTES * self.table_params // self.fsdp_shards
-        return self.param_bytes - unembedding_bytes
+        weights = self.weights
+        unembeddings = len(weights.tables) - 1  # none where it is tied to the embedding
+        values = unembeddings * weights.table_params
+        return weights.param_bytes - FLOAT_BYTES * values // weights.fsdp_shards
 
     @cached_property
     def rollout_bytes(self) -> int:
@@ -245,18 +145,6 @@ class DeviceSizes:
 
     # ------------------------------------------------------------------ the sampler
 
-    @cached_property
-    def sampler_weights(self) -> list[WeightSizes]:
-        return list(self.policy.sampler_weights(self.precision))
-
-    def stored_bytes(self, weight: WeightSizes) -> int:
-        """Of one layer's weight, as the sampler stores it."""
-        return ITEM_BYTES[weight.dtype] * self.split.size(weight.axes)
-
-    @property
-    def quantises_weights(self) -> bool:
-        return self.precision.rollout_weights == "int8"
-
     @property
     def has_unrolled_copy(self) -> bool:
         """Whether the sampler holds its layers twice: stacked for prompts, unrolled for tokens.
@@ -267,7 +155,7 @@ class DeviceSizes:
         # A CPU's sampler of few slots holds transposed weights.
         transposes = self.backend == "cpu" and self.shapes.transpose_weights
         needs_both = self.precision.compute == "float32" or transposes
-        return needs_both and is_unrolled and not self.quantises_weights
+        return needs_both and is_unrolled and not self.weights.quantises
 
     def cache_bytes(self) -> int:
         """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
@@ -283,7 +171,7 @@ class DeviceSizes:
 
     # ------------------------------------------------------------------ layers and logits
 
-    @property
+    @cached_property
     def V(self) -> int:
         """How many tokens of the vocabulary this device makes logits of."""
         return self.split.size((("vocab", self.policy.vocab),))
@@ -292,7 +180,7 @@ class DeviceSizes:
     def D(self) -> int:
         return self.policy.width
 
-    @property
+    @cached_property
     def most_mlp_values(self) -> int:
         """Values of a token inside the widest MLP: gate and up."""
         return max(layer.mlp_values for layer in self.layers)
@@ -309,11 +197,11 @@ class DeviceSizes:
         """
         return self.split.size((("token", tokens),))
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         return sum(layer.count for layer in self.layers)
 
-    @property
+    @cached_property
     def kv_values(self) -> int:
         """Numbers of a position's keys and values, in all layers."""
         return sum(layer.count * layer.kv_values for layer in self.layers)
@@ -421,14 +309,12 @@ def layer_bytes_read(s: DeviceSizes, rows: int) -> float:
 
     rows: slots that take the step. Of experts, those are read that any row chose.
     """
-    bytes_read = 0.0
-    for weight in s.sampler_weights:
-        if weight.stack:
-            # Taken as if rows chose independently, each `share` of the experts: the part that at
-            # least one of them chose. Of other weights `share` is 1, and all is read.
-            share_read = 1 - (1 - weight.share) ** rows
-            bytes_read += weight.layers * s.stored_bytes(weight) * share_read
-    return bytes_read
+    # Taken as if rows chose independently, each `share` of the experts: the part that at least one
+    # of them chose. Of other weights `share` is 1, and all is read.
+    return sum(
+        layer_bytes * (1 - (1 - share) ** rows)
+        for share, layer_bytes in s.weights.layer_bytes_by_share.items()
+    )
 
 
 def prompt_products(s: DeviceSizes) -> int:

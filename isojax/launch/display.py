@@ -38,6 +38,16 @@ def print_line(text: str) -> None:
     console.print(text, soft_wrap=True, markup=False)
 
 
+def print_text(content: str | TextTable) -> None:
+    """A text, wrapped to the width of the terminal, or a table, on standard error."""
+    console.print(content, markup=False)
+
+
+def silence(is_silent: bool) -> None:
+    """Whether nothing is printed by this module, as of the processes of a run but the first."""
+    console.quiet = is_silent
+
+
 def print_plan(
     config: Config,
     cells: list[Cell],
@@ -77,8 +87,7 @@ def print_plan(
 
 def _print_time(config: Config, forecast: Forecast, rent: Rent | None) -> None:
     """Print a table of the parts of the sweep's time, with their sum, and what it comes from."""
-    strategy = config.sweep.strategy
-    if strategy == "spend":
+    if config.sweep.trains_one_policy:
         seconds = max(forecast.cell_seconds.values())
         console.print(
             f"time: {format_hours(seconds / 3600)} at most, with the slowest n, from"
@@ -97,8 +106,11 @@ def _print_time(config: Config, forecast: Forecast, rent: Rent | None) -> None:
         columns.append("price")
         title += f", at {rent.price:g} for an hour of each"
     console.print(TextTable(title, columns, rows, text_columns=2))
-    if strategy == "adaptive":
-        console.print("that is if all runs went to their end; sweep.strategy=adaptive spends less")
+    if config.sweep.chooses_runs:
+        console.print(
+            f"that is if all runs went to their end; sweep.strategy={config.sweep.strategy} spends"
+            " less"
+        )
     console.print(f"from {forecast.source}; without training a base policy, and the fit")
 
 
@@ -159,7 +171,7 @@ def print_cells(
         rows.append(row)
 
     title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"
-    if sweep.strategy == "spend":
+    if sweep.trains_one_policy:
         title = (
             f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
         )
@@ -370,7 +382,7 @@ class Display:
         """Show where the sweep stands on the live line; returns its text. The lock must be held."""
         done = sum(self._rollouts_done.values())
         total = sum(self._target_rollouts.values())
-        if self._config.sweep.strategy == "spend":  # its targets are those of the next leg
+        if self._config.sweep.trains_one_policy:  # its targets are those of the next leg
             total = self._config.sweep.budget
 
         num_ended = len(self._ended_cells)

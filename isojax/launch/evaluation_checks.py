@@ -23,7 +23,7 @@ def check_evaluations(config: Config) -> None:
     """
     sweep = config.sweep
     evaluation = config.cell.eval
-    if sweep.strategy == "spend":
+    if sweep.trains_one_policy:
         raise InputError(
             where="sweep.strategy",
             found="given spend, which trains one policy and fits no law",

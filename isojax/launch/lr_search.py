@@ -6,7 +6,7 @@ the best, the lowest is taken: a rate too high breaks long runs.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from isojax.core.config import AUTOSIZED_SETTINGS, WHOLE_GRID, Config, load_conf
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.planner import plan_cells
+from isojax.launch.rounds import Round, Rounds, Stop
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
@@ -250,20 +251,41 @@ def score_curve(curve: Sequence[tuple[int, float]]) -> float:
     return float(np.mean(last_quarter))
 
 
+@dataclass(frozen=True)
+class RateSearch:
+    """Asks for all rates of a grid, and then, while the best is an end of it, for one beyond.
+
+    Its history are the results so far, by their rates."""
+
+    rates: Sequence[float]
+    extend: bool  # whether up to MAX_EXTENSIONS rates beyond the grid are run
+
+    def ask(self, history: Mapping[float, RateResult]) -> Round[float] | Stop:
+        if not history:
+            return Round(tuple(sorted(self.rates)))
+        if not self.extend:
+            return Stop("all rates have run")
+        if len(history) - len(self.rates) >= MAX_EXTENSIONS:
+            return Stop(f"{MAX_EXTENSIONS} rates beyond the grid have run")
+
+        next_rate = _next_rate(history)
+        if next_rate is None:
+            explanation = "the best rate is inside the grid, or no rate could be judged"
+            return Stop(explanation)
+        return Round((next_rate,))
+
+
 def search_rates(
     rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool
 ) -> LrSearchResult:
-    """Run all rates by calling `evaluate` with each in rising order, and choose one.
+    """Run rates by calling `evaluate` with one after the other, and choose one of them.
 
-    extend: whether up to MAX_EXTENSIONS more are run beyond the grid while the best is an end of
-    it.
+    rates: the grid, which is run in rising order. extend: as of RateSearch.
     """
-    results = {rate: evaluate(rate) for rate in sorted(rates)}
-    for _ in range(MAX_EXTENSIONS if extend else 0):
-        next_rate = _next_rate(results)
-        if next_rate is None:
-            break
-        results[next_rate] = evaluate(next_rate)
+    results: dict[float, RateResult] = {}
+    for next_rates in Rounds(RateSearch(rates, extend), lambda count: results):
+        for rate in next_rates:
+            results[rate] = evaluate(rate)
     return select_rate(tuple(results[rate] for rate in sorted(results)))
 
 
@@ -272,7 +294,7 @@ def _best(results: Sequence[RateResult]) -> RateResult:
     return max(results, key=lambda result: (result.reward, -result.rate))
 
 
-def _next_rate(results: dict[float, RateResult]) -> float | None:
+def _next_rate(results: Mapping[float, RateResult]) -> float | None:
     """The next rate beyond the best, if that is an end of the grid; else None.
 
     Where every rate has flags, the next one below the lowest, but None where a cause that is none

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from isojax.core import shapes
 from isojax.core.config.sweep import LOCAL_ROLLOUTS, SERVER_ROLLOUTS, RunConfig
 from isojax.launch.device_sizes import (
-    FLOAT_BYTES,
     DeviceSizes,
     prompt_activations,
     response_activations,
 )
+from isojax.launch.device_weights import FLOAT_BYTES
 from isojax.launch.sampling_memory import (
     merged_layer_bytes,
     moving_weight_bytes,
@@ -103,9 +103,9 @@ def estimate_memory(
     while the device samples.
     """
     # In float32: parameters and Adam's two moments of each.
-    weights_and_moments = (
-        3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
-    )
+    trained_bytes = s.weights.trained_bytes
+    frozen_bytes = s.weights.frozen_bytes
+    weights_and_moments = 3 * (trained_bytes + s.critic_bytes) + frozen_bytes + s.reference_bytes
     rollouts = s.rollout_bytes + s.expert_record_bytes
     batch = rollouts + _problem_bytes(s, plan.on_device)
     # Dynamic sampling, which says how many batches are sampled for an update at most: a batch waits
@@ -127,7 +127,7 @@ def estimate_memory(
     # on the host.
     held = weights_and_moments
     if moments_on_host:
-        held -= 2 * s.trained_bytes + 3 * s.critic_bytes
+        held -= 2 * trained_bytes + 3 * s.critic_bytes
     while_sampling = sampler_state + sampling_work_bytes(s)
     training_peak = held + batch + waiting_batch
     if not plan.by_server:
@@ -164,10 +164,12 @@ def estimate_memory(
         if not plan.by_server:
             # XLA counts a program's arguments too: the sampler's weights, and what decoding reads
             # unrolled of them. The run's own weights and moments are no argument of the sampler.
-            unrolled_values = s.layers_params + s.table_params if s.has_unrolled_copy else 0
+            unrolled_values = 0
+            if s.has_unrolled_copy:
+                unrolled_values = s.weights.layers_params + s.weights.table_params
             decode_arguments = stored_weight_bytes(s) + s.compute_bytes * unrolled_values
             program_bytes = {
-                "weights": s.trained_bytes + s.frozen_bytes + made_weights,
+                "weights": trained_bytes + frozen_bytes + made_weights,
                 "decode": batch + while_sampling - sampler_weights + decode_arguments,
                 **program_bytes,
             }
@@ -201,14 +203,14 @@ def _breakdown(
         cache = s.cache_bytes()
 
     return {
-        "parameters": s.trained_bytes + s.frozen_bytes,
-        "optimizer": 2 * s.trained_bytes,
+        "parameters": s.weights.trained_bytes + s.weights.frozen_bytes,
+        "optimizer": 2 * s.weights.trained_bytes,
         "reference": s.reference_bytes,
         "critic": 3 * s.critic_bytes,
         "KV": cache,
         "sampling weights": sampler_weights,
         "rollouts": rollouts,
-        "gradient": s.trained_bytes,
+        "gradient": s.weights.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
 

@@ -66,7 +66,7 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
     _check_values("B_p", sweep.B_p, sweep)
     _check_values("n", sweep.n, sweep)
 
-    if sweep.strategy == "spend":
+    if sweep.trains_one_policy:
         B_p = sweep.B_p[0]  # all its runs have one B_p; further ones are not used
         cells = [Cell.of_spend(B_p, n) for n in sorted(sweep.n)]
     else:
@@ -133,7 +133,7 @@ def _scheduled_cell(name: str, text: str) -> Cell:
     """The cell of a schedule of sweep.schedules, with seed 0; InputError where it needs a fit.
 
     text: as a config writes it (core/schedule.py, SCHEDULE_FORMS). `resolve_schedules`
-    (launch/strategy.py) has replaced those that need a fit before a sweep is planned.
+    (launch/fitted_schedules.py) has replaced those that need a fit before a sweep is planned.
     """
     schedule = parse_schedule(text)
     if isinstance(schedule, FittedSchedule):

@@ -15,6 +15,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.prompt_date import with_new_date, with_saved_date
 from isojax.launch.status_file import STATUS_FILE
 from isojax.launch.sweep_status import CONFIG_FILE, read_sweep_status, resume_command
+from isojax.runs.rounds_file import ROUNDS_FILE
 
 # In a sweep's folder: its base policy and problems; what the processes of a Ray cluster print.
 BASE_FOLDER = "base"
@@ -49,7 +50,7 @@ def holds_run(folder: Path, resume: bool) -> bool:
         raise write_error(folder, e) from e
 
     # Nothing, or what a kill left before the first cell.
-    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE, STARTS_FILE}:
+    if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE, STARTS_FILE, ROUNDS_FILE}:
         return False
 
     if not resume:
@@ -165,7 +166,7 @@ def _fixed_settings(config: Config) -> dict[str, Any]:
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
     sweep = config.sweep
     fixed_sweep_settings = {"sweep.seed": sweep.seed, "sweep.strategy": "grid or adaptive"}
-    if sweep.strategy == "spend":
+    if sweep.trains_one_policy:
         fixed_sweep_settings |= {
             f"sweep.{key}": getattr(sweep, key) for key in ("strategy", "B_p", "n", "budget")
         }

@@ -7,7 +7,8 @@ layer as arrays of its own (`Decoding`); a program called `weights` makes these 
 """
 
 from isojax.core import shapes
-from isojax.launch.device_sizes import FLOAT_BYTES, DeviceSizes
+from isojax.launch.device_sizes import DeviceSizes
+from isojax.launch.device_weights import FLOAT_BYTES
 
 # Of a slot, besides the tokens that it writes: the small fields of `Slots` (sampling/slots.py).
 SLOT_STATE_BYTES = 40
@@ -17,7 +18,7 @@ SLOT_STATE_BYTES = 40
 
 def stored_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the program `weights` makes, each once."""
-    return sum(weight.layers * s.stored_bytes(weight) for weight in s.sampler_weights)
+    return s.weights.sampler_bytes
 
 
 def moving_weight_bytes(s: DeviceSizes) -> int:
@@ -28,23 +29,23 @@ def moving_weight_bytes(s: DeviceSizes) -> int:
     and the device's part of all, which XLA casts before it gathers.
     """
     # The base policy that is kept with adapters has the type of products already.
-    is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
-    is_gathered = s.fsdp_shards > 1
+    is_cast = s.compute_bytes < FLOAT_BYTES and not s.weights.frozen_bytes
+    is_gathered = s.weights.fsdp_shards > 1
     is_unrolled = shapes.layers_are_unrolled(s.backend, s.precision.cache)
     are_gathered_singly = is_gathered and not is_unrolled
 
     if are_gathered_singly:
-        cast_part = s.base_bytes if is_cast else 0
-        return s.compute_bytes * s.layer_params + cast_part
+        cast_part = s.weights.base_bytes if is_cast else 0
+        return s.compute_bytes * s.weights.layer_params + cast_part
     return stored_weight_bytes(s) if is_cast or is_gathered else 0
 
 
 def merged_layer_bytes(s: DeviceSizes) -> int:
     """Bytes of the layers with adapters merged, of which int8 weights are made; else 0."""
-    stores_adapters = any(weight.is_adapter for weight in s.sampler_weights)
-    if not s.adapters or stores_adapters or not s.quantises_weights:
+    is_merged = s.weights.adapters and not s.weights.sampler_has_adapters
+    if not is_merged or not s.weights.quantises:
         return 0
-    return s.compute_bytes * s.layers_params
+    return s.compute_bytes * s.weights.layers_params
 
 
 def transposed_layer_bytes(s: DeviceSizes) -> int:
@@ -55,7 +56,7 @@ def transposed_layer_bytes(s: DeviceSizes) -> int:
     if s.backend != "cpu" or not s.has_unrolled_copy:
         return 0
     layers_on_their_way = 1 + len(s.layers)
-    return layers_on_their_way * s.compute_bytes * s.layer_params
+    return layers_on_their_way * s.compute_bytes * s.weights.layer_params
 
 
 def sampling_weight_bytes(s: DeviceSizes) -> int:
@@ -67,8 +68,8 @@ def sampling_weight_bytes(s: DeviceSizes) -> int:
     if not s.has_unrolled_copy:
         return stored_weight_bytes(s)
 
-    unrolled_values = s.layers_params + len(s.tables) * s.table_params
-    reads_own_stack = s.compute_bytes == FLOAT_BYTES and s.fsdp_shards == 1
+    unrolled_values = s.weights.layers_params + len(s.weights.tables) * s.weights.table_params
+    reads_own_stack = s.compute_bytes == FLOAT_BYTES and s.weights.fsdp_shards == 1
     stacked_bytes = 0 if reads_own_stack else stored_weight_bytes(s)
     return stacked_bytes + s.compute_bytes * unrolled_values
 
@@ -102,8 +103,7 @@ def converted_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of weights that XLA:CPU converts to float32 before it multiplies, all at once."""
     if s.backend != "cpu":
         return 0
-    converted = [weight for weight in s.sampler_weights if weight.dtype != "float32"]
-    return FLOAT_BYTES * s.numbers(converted)
+    return FLOAT_BYTES * s.weights.converted_params
 
 
 def _prefill_bytes(s: DeviceSizes) -> int:

@@ -23,6 +23,7 @@ from isojax.launch.status_file import CellStatus, DriverStatus, read_status
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, read_timing, recorded_points
 from isojax.runs.mirror import is_url, is_written
 from isojax.runs.progress_file import read_progress
+from isojax.runs.rounds_file import ROUNDS_FILE, read_rounds
 from isojax.runs.spend_file import read_spending
 
 # Of a sweep's folder; the last is what an adaptive sweep writes at its end.
@@ -131,8 +132,8 @@ def read_sweep_status(
     cells = _cell_summaries(folder, config, writers, spending, last_target)
     if spending is not None and not spending.is_ended:
         cells = _between_two_legs(cells, spending, writers.running)
-    if config.sweep.strategy == "adaptive" and not writers.locked:
-        cells = _with_outcomes(cells, folder / SUMMARY_FILE, now)
+    if config.sweep.chooses_runs and not writers.locked:
+        cells = _with_outcomes(cells, _read_end(folder), now)
 
     rollouts = sum(cell.rollouts for cell in cells)
     budget = _sweep_budget(config, last_target)
@@ -196,25 +197,47 @@ def _between_two_legs(
     ]
 
 
-def _with_outcomes(
-    cells: Sequence[CellSummary], summary_file: Path, now: float
-) -> list[CellSummary]:
-    """The cells of an adaptive sweep that has ended, done or failed as its summary says.
+@dataclass(frozen=True)
+class SweepEnd:
+    """That the strategy of a sweep has stopped."""
 
-    Its runs have no fixed C to end at, so that until then they seem interrupted. A run that was
-    evaluated after the summary was written, or never (its `age` is None), stays interrupted. now:
-    Unix seconds.
+    time: float  # Unix seconds
+    failed: Mapping[str, str]  # why runs failed, by the names of their cells
+
+
+def _read_end(folder: Path) -> SweepEnd | None:
+    """The end of a sweep whose strategy chooses its runs, by rounds.json; None: it has none yet.
+
+    An adaptive sweep of an isojax before that file has a summary alone.
     """
+    record = read_rounds(folder)
+    if record is not None:
+        time_written = (folder / ROUNDS_FILE).stat().st_mtime
+        return None if record.stop is None else SweepEnd(time_written, record.stop.failed)
+
+    summary_file = folder / SUMMARY_FILE
     if not summary_file.exists():
-        return list(cells)
-    seconds_since_summary = now - summary_file.stat().st_mtime
+        return None
     failed = read_json_object(summary_file).get("failed")
     reasons = failed if isinstance(failed, dict) else {}
+    return SweepEnd(summary_file.stat().st_mtime, reasons)
+
+
+def _with_outcomes(
+    cells: Sequence[CellSummary], end: SweepEnd | None, now: float
+) -> list[CellSummary]:
+    """The cells of a sweep whose strategy chooses its runs, done or failed once it has ended.
+
+    Its runs have no fixed C to end at, so that until then they seem interrupted. A run that was
+    evaluated after that end, or never (its `age` is None), stays interrupted. now: Unix seconds.
+    """
+    if end is None:
+        return list(cells)
 
     outcomes = []
     for cell in cells:
-        if cell.state == "interrupted" and (cell.age or 0) >= seconds_since_summary:
-            reason = str(reasons.get(cell.cell.name, ""))
+        if cell.state == "interrupted" and (cell.age or 0) >= now - end.time:
+            reason = str(end.failed.get(cell.cell.name, ""))
             cell = replace(cell, state="failed" if reason else "done", reason=reason)
         outcomes.append(cell)
     return outcomes
@@ -223,16 +246,16 @@ def _with_outcomes(
 def _sweep_budget(config: Config, last_target: int) -> int:
     """The rollouts that a sweep may spend in all, over its cells.
 
-    Of the adaptive strategy, unless sweep.total_rollouts is set, half of the grid, as
-    AdaptivePolicy has it.
+    Of a strategy that chooses its runs sweep.total_rollouts, where that is set; else of adaptive
+    half of the grid, as AdaptivePolicy has it.
     """
     sweep = config.sweep
-    if sweep.strategy == "spend":
+    if sweep.trains_one_policy:
         return sweep.budget
     grid_rollouts = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(sweep))
-    if sweep.strategy == "adaptive":
-        return sweep.total_rollouts or grid_rollouts // 2
-    return grid_rollouts
+    if sweep.chooses_runs and sweep.total_rollouts is not None:
+        return sweep.total_rollouts
+    return grid_rollouts // 2 if sweep.strategy == "adaptive" else grid_rollouts
 
 
 def _sweep_rate(cells: Sequence[CellSummary]) -> float | None:
@@ -289,7 +312,7 @@ def resume_command(folder: Path, config: Config) -> str:
     if not is_there and folder.resolve().name != config.name:
         return ""
 
-    verb = "spend" if config.sweep.strategy == "spend" else "launch"
+    verb = "spend" if config.sweep.trains_one_policy else "launch"
     command = ["isojax", verb, f"{folder}/{CONFIG_FILE}"]
     if not is_there:  # it was moved
         command.append(f"run.dir={folder.parent}")
@@ -311,9 +334,9 @@ def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str])
             B_p, n, seed = map(int, match.groups())
             cells.add(Cell(B_p, n, seed))
 
-    # An adaptive sweep need not begin all cells of its grid.
-    if config.sweep.strategy != "adaptive":
-        cells |= set(plan_cells(config.sweep))
+    # A strategy that chooses runs need not begin all that are planned.
+    planned = plan_cells(config.sweep)
+    cells |= {cell for cell in planned if not config.sweep.chooses_runs or cell.name in names}
     return sorted(cells)
 
 

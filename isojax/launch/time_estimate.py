@@ -31,12 +31,12 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.core.shapes import PALLAS, TPU_LANES
 from isojax.launch.device_sizes import (
-    FLOAT_BYTES,
     DeviceSizes,
     layer_bytes_read,
     prompt_products,
     response_products,
 )
+from isojax.launch.device_weights import FLOAT_BYTES
 
 # of the probed rates that an update reaches; docs/performance.md says how far off that was
 EFFICIENCY = 0.6
@@ -256,7 +256,7 @@ def _attention_steps(s: DeviceSizes, queries: int, keys: int) -> float:
 def time_bounds(s: DeviceSizes, rates: DeviceRates) -> ProgramTimes:
     """Lower bounds: products, memory and links one after the other, each at its full rate."""
     # In Adam's step, arrays of the size of what is trained move.
-    adam_bytes = TRAFFIC[s.backend].adam * (s.trained_bytes + s.critic_bytes)
+    adam_bytes = TRAFFIC[s.backend].adam * (s.weights.trained_bytes + s.critic_bytes)
     return ProgramTimes(
         decode_step=_decode_step_bound(s, rates),
         prefill_block=_prefill_bound(s, rates),
@@ -291,8 +291,8 @@ def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
 
     # Of a token: 2 operations with each weight, and 4 with each position that it sees, for each
     # number of its queries (`attended_values`, in all layers): on average half of the response.
-    layer_flops = 2 * s.active_params + 4 * s.attended_values(P + T / 2)
-    flops = R * (layer_flops + 2 * s.table_params)
+    layer_flops = 2 * s.weights.active_params + 4 * s.attended_values(P + T / 2)
+    flops = R * (layer_flops + 2 * s.weights.table_params)
 
     # A step reads the slots' share of the cache, not that of the table of prompts, in positions;
     # W slots share the positions of a prompt.
@@ -302,7 +302,7 @@ def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     if s.decode_attention in PALLAS:
         # The kernel reads whole blocks of what is in use, on average half of the response.
         cache_bytes *= min(1.0, (P + T / 2 + DECODE_BLOCK / 2) / (P + T))
-    table_bytes = s.compute_bytes * s.table_params
+    table_bytes = s.compute_bytes * s.weights.table_params
     logit_bytes = TRAFFIC[s.backend].decode_logits * FLOAT_BYTES * R * s.V
     bytes_moved = layer_bytes_read(s, R) + cache_bytes + table_bytes + logit_bytes
 
@@ -313,7 +313,7 @@ def _decode_step_bound(s: DeviceSizes, rates: DeviceRates) -> float:
 def _prefill_bound(s: DeviceSizes, rates: DeviceRates) -> float:
     """Seconds of a block of g prompts through the sampler's layers; a position sees half of them
     before it on average."""
-    layer_flops = 2 * s.active_params + 4 * s.attended_values(s.shapes.prompt_length / 2)
+    layer_flops = 2 * s.weights.active_params + 4 * s.attended_values(s.shapes.prompt_length / 2)
     flops = s.prefill_tokens * layer_flops
     # What a layer makes of its tokens also moves where it is turned round, between products.
     products = prompt_products(s) + _prompt_padding(s)
@@ -328,7 +328,7 @@ def _flops_per_weight(s: DeviceSizes) -> int:
     2 forwards, 2 backwards to the layer's inputs and 2 to the weight, unless it is frozen, as with
     adapters; 2 again by remat, 2 of the reference, 8 of a critic.
     """
-    is_trained = not s.adapters
+    is_trained = not s.weights.adapters
     has_critic = s.critic_bytes > 0
     return 4 + 2 * is_trained + 2 * s.remat + 2 * s.has_reference + 8 * has_critic
 
@@ -345,14 +345,17 @@ def _gradient_block_bound(s: DeviceSizes, rates: DeviceRates) -> float:
 
 
 def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
-    """Seconds of m responses of full length; and of their g prompts, if they go along."""
+    """Seconds of m responses of full length in the update; and of their g prompts, where both go
+    through the layers together. P, T: positions of a prompt and of a response."""
     P = s.prompt_positions
     T = s.shapes.response_length
     m = s.shapes.microbatch
 
+    # A token sees its prompt and on average half of the response. With each position it makes twice
+    # the operations that it makes with a weight: for the scores, and for the mixed values.
     # The first token of a response is drawn from its prompt: it needs logits, and no layers.
-    layer_flops = s.active_params + 2 * s.attended_values(P + T / 2)
-    response_flops = _flops_per_weight(s) * ((T - 1) * layer_flops + T * s.table_params)
+    layer_flops = s.weights.active_params + 2 * s.attended_values(P + T / 2)
+    response_flops = _flops_per_weight(s) * ((T - 1) * layer_flops + T * s.weights.table_params)
     flops = m * response_flops
     tokens = m * (T - 1)
     if _is_joint(s):
@@ -369,7 +372,7 @@ def _microbatch_bound(s: DeviceSizes, rates: DeviceRates) -> float:
 
 def _prompt_position_flops(s: DeviceSizes) -> float:
     """Operations of a prompt's position in the update; it needs no logits."""
-    layer_flops = s.active_params + 2 * s.attended_values(s.shapes.prompt_length / 2)
+    layer_flops = s.weights.active_params + 2 * s.attended_values(s.shapes.prompt_length / 2)
     return _flops_per_weight(s) * layer_flops
 
 
@@ -411,8 +414,7 @@ def _whole_tiles(size: int) -> int:
 
 def _gradient_bytes(s: DeviceSizes) -> int:
     """Bytes of the gradient of what is trained, in float32, before fsdp splits it."""
-    trained_params = s.numbers(s.adapters) if s.adapters else s.num_params
-    return FLOAT_BYTES * trained_params
+    return FLOAT_BYTES * s.weights.gradient_params
 
 
 def _weight_pass_seconds(s: DeviceSizes, rates: DeviceRates) -> float:
@@ -422,8 +424,8 @@ def _weight_pass_seconds(s: DeviceSizes, rates: DeviceRates) -> float:
     what is trained they scatter the gradient in float32.
     """
     gathers = 2 + s.has_reference
-    moved_bytes = gathers * s.compute_bytes * s.num_params + _gradient_bytes(s)
-    return (1 - 1 / s.fsdp_shards) * moved_bytes / rates.link_bandwidth
+    moved_bytes = gathers * s.compute_bytes * s.weights.num_params + _gradient_bytes(s)
+    return (1 - 1 / s.weights.fsdp_shards) * moved_bytes / rates.link_bandwidth
 
 
 def _update_sum_seconds(s: DeviceSizes, tokens: float, rates: DeviceRates) -> float:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from isojax.core import shapes
 from isojax.launch.device_sizes import (
-    FLOAT_BYTES,
     DeviceSizes,
     prompt_activations,
     prompt_backward_bytes,
     response_activations,
     response_backward_bytes,
 )
+from isojax.launch.device_weights import FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,14 @@ def update_arrays(s: DeviceSizes) -> UpdateArrays:
     # stays for a microbatch, and the reference has its own; of the embedding, devices gather only
     # the rows of the tokens that they look up.
     gathered_weights = 0
-    if s.fsdp_shards > 1:
-        gathered_weights = s.compute_bytes * (s.layer_params + num_policies * s.table_params)
+    if s.weights.fsdp_shards > 1:
+        gathered_weights = s.compute_bytes * (
+            s.weights.layer_params + num_policies * s.weights.table_params
+        )
 
     # They are cast once in an update, not in each microbatch.
     is_cast = s.compute_bytes != FLOAT_BYTES
-    cast_weights = s.trained_bytes * s.compute_bytes // FLOAT_BYTES if is_cast else 0
+    cast_weights = s.weights.trained_bytes * s.compute_bytes // FLOAT_BYTES if is_cast else 0
 
     # Shards sampled the rollouts as slots became free; the update has them in the problems' order.
     is_reordered = s.shapes.shards > 1
@@ -86,7 +88,7 @@ def update_arrays(s: DeviceSizes) -> UpdateArrays:
         gathered_weights=gathered_weights,
         cast_weights=cast_weights,
         reordered_rollouts=reordered_rollouts,
-        gradient_sum=s.trained_bytes,
+        gradient_sum=s.weights.trained_bytes,
         prompt_activations=prompt_activations(s),
         prefix_kv=s.compute_bytes * prefix_kv_values * num_policies,
         prefix_kv_gradient=FLOAT_BYTES * prefix_kv_values,
@@ -94,7 +96,7 @@ def update_arrays(s: DeviceSizes) -> UpdateArrays:
         hidden_states=2 * num_policies * state_bytes,
         hidden_gradient=state_bytes,
         logits=logits_bytes(s),
-        table_gradient=s.compute_bytes * s.table_params // s.fsdp_shards,
+        table_gradient=s.compute_bytes * s.weights.table_params // s.weights.fsdp_shards,
         response_backward=response_backward_bytes(s),
         prompt_backward=prompt_backward_bytes(s),
     )
@@ -128,17 +130,17 @@ def update_bytes(s: DeviceSizes) -> int:
     # 4. The prompts go backwards. Their keys and values are not read any more; XLA gives them up,
     # but not where the reference has some too. The gradient of each table waits once.
     in_prompt_layers = arrays.throughout + arrays.prompt_backward
-    in_prompt_layers += len(s.tables) * arrays.table_gradient
+    in_prompt_layers += len(s.weights.tables) * arrays.table_gradient
     in_prompt_layers += arrays.prefix_kv if s.has_reference else 0
 
     gradient_peak = max(at_logits, in_layers, after_layers, in_prompt_layers)
 
     # The policy's gradient waits while the critic's is computed.
-    waiting_gradient = s.trained_bytes if s.critic_bytes else 0
+    waiting_gradient = s.weights.trained_bytes if s.critic_bytes else 0
 
     # 5. AdamW: parameters and moments are written in place, so that the gradient and the step made
     # of it are all that comes to them. What was gathered for products is still held.
-    gradient_and_step = 2 * s.trained_bytes
+    gradient_and_step = 2 * s.weights.trained_bytes
     in_optimizer = gradient_and_step + arrays.gathered_weights
 
     return max(waiting_gradient + gradient_peak, in_optimizer)
@@ -203,5 +205,5 @@ def _blockwise_logits_bytes(s: DeviceSizes, width: int) -> int:
     floats = states * (block_logits + saved_logits + 2 * s.D)  # 2 D: the state and its gradient
     # [m block]: of each response, its prompt's logits, among which its first token's is looked up.
     first_token_floats = m * block
-    unembedding_gradient = s.compute_bytes * s.table_params
+    unembedding_gradient = s.compute_bytes * s.weights.table_params
     return FLOAT_BYTES * (floats + first_token_floats) + unembedding_gradient

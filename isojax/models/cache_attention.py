@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from isojax.core.shapes import PALLAS
 from isojax.models.attention import MASKED_SCORE, shard_over_heads
 from isojax.models.cpu import small_head_products
+from isojax.models.kernels.tpu_cache_blocks import is_transposed, pad_to_blocks
 
 # keys and values, see `position_axes`; of int8 ones also their scales, f32[L R K C]
 KVArrays = tuple[Array, ...]
@@ -72,8 +73,6 @@ def position_axes(implementation: str, head_dim: int) -> tuple[int, ...]:
     Keys and values are [L R K H C] where it is -1, [L R K C H] where it is -2, as this decode
     attention reads them. There are four always, also where a cache has no scales."""
     if implementation in PALLAS:
-        from isojax.models.kernels.tpu_decode import is_transposed
-
         return (-1, -1, -1, -1) if is_transposed(head_dim) else (-2, -2, -1, -1)
     if implementation == "triton":
         return (-2, -2, -1, -1)
@@ -96,11 +95,7 @@ def cache_positions(implementation: str, positions: int) -> int:
     """Return how many positions a cache must have to hold `positions` of them.
 
     A TPU's kernel wants whole blocks (`pad_to_blocks`)."""
-    if implementation not in PALLAS:
-        return positions
-    from isojax.models.kernels.tpu_decode import pad_to_blocks
-
-    return pad_to_blocks(positions)
+    return pad_to_blocks(positions) if implementation in PALLAS else positions
 
 
 def live_blocks(

@@ -90,17 +90,18 @@ class DescribedPolicy:
         return stored_weights(self.decoder, precision.compute, precision.rollout_weights)
 
     def layer_sizes(self, compute: str, platform: str, split: Split) -> tuple[LayerSizes, ...]:
-        return tuple(
-            stack_sizes(self.decoder, stack, compute, platform, split)
-            for stack in self.decoder.stacks
-        )
+        return layer_sizes(self.decoder, compute, platform, split)
 
     def cache_bytes(
         self, shape: CacheShape, precision: PrecisionConfig, attention: str, split: Split
     ) -> int:
-        return empty_cache_bytes(
-            self.decoder, shape, precision.compute, precision.cache, attention, split
+        # Rows are alike, so that a plan that tries many numbers of them asks for one.
+        one_group = replace(shape, slots=shape.slots_per_prefix, prefix_entries=1)
+        rows = cache_row_bytes(
+            self.decoder, one_group, precision.compute, precision.cache, attention, split
         )
+        prefix_groups = shape.slots // shape.slots_per_prefix
+        return prefix_groups * rows.prefix_group + shape.prefix_entries * rows.prefix_entry
 
 
 def named_specs(decoder: Decoder) -> Iterator[tuple[str, Spec]]:
@@ -160,16 +161,24 @@ def stored_weights(decoder: Decoder, compute: str, rollout_weights: str) -> tupl
     return tuple(weights)
 
 
-@lru_cache(KEPT_ANSWERS)
-def empty_cache_bytes(
-    decoder: Decoder, shape: CacheShape, compute: str, cache: str, attention: str, split: Split
-) -> int:
-    """Return a device's bytes of the sampler's empty cache and prefix table.
+@dataclass(frozen=True)
+class CacheRowBytes:
+    """A device's bytes of the rows of a sampler's cache."""
 
-    `shape`: the rows and positions. `compute`, `cache`: precisions, such as "bfloat16" and "int8".
-    `attention`: the sampler's, such as "plain" or "pallas". `split`: from the axes of an array to
-    those of a device's part, here of the heads of keys, which devices share; all other axes are a
-    device's already."""
+    prefix_group: int  # slots that share a prompt, with it
+    prefix_entry: int  # of the table of prompts
+
+
+@lru_cache(KEPT_ANSWERS)
+def cache_row_bytes(
+    decoder: Decoder, shape: CacheShape, compute: str, cache: str, attention: str, split: Split
+) -> CacheRowBytes:
+    """Measure the rows of the sampler's empty cache and prefix table.
+
+    `shape`: of one prefix group and one entry. `compute`, `cache`: precisions, such as "bfloat16"
+    and "int8". `attention`: the sampler's, such as "plain" or "pallas". `split`: from the axes of
+    an array to those of a device's part, here of the heads of keys, which devices share; all other
+    axes are a device's already."""
     options = ComputeOptions(compute_dtype=compute, cache_dtype=cache, decode_attention=attention)
     decoding = Decoding(
         decoder.with_options(options),
@@ -180,19 +189,37 @@ def empty_cache_bytes(
         unrolled_layers=False,
         shard_positions=shape.positions_split,
     )
-    slot_cache = jax.eval_shape(decoding.empty_cache)
-    prefix_table = jax.eval_shape(lambda: decoding.empty_prefix_table(shape.prefix_entries))
-
     heads_axis = decoding.row_axis + 1
-    device_bytes = 0
-    for array in jax.tree.leaves((slot_cache, prefix_table)):
-        kv_heads = array.shape[heads_axis]
-        ((_, device_heads),) = split((("kv_heads", kv_heads),))
-        device_bytes += array.size // kv_heads * device_heads * array.dtype.itemsize
-    return device_bytes
+
+    def device_bytes(arrays: Any) -> int:
+        total = 0
+        for array in jax.tree.leaves(arrays):
+            kv_heads = array.shape[heads_axis]
+            ((_, device_heads),) = split((("kv_heads", kv_heads),))
+            total += array.size // kv_heads * device_heads * array.dtype.itemsize
+        return total
+
+    slot_cache = jax.eval_shape(decoding.empty_cache)
+    prefix_table = jax.eval_shape(lambda: decoding.empty_prefix_table(1))
+    return CacheRowBytes(device_bytes(slot_cache), device_bytes(prefix_table))
 
 
 @lru_cache(KEPT_ANSWERS)
+def layer_sizes(
+    decoder: Decoder, compute: str, platform: str, split: Split
+) -> tuple[LayerSizes, ...]:
+    """Return what a layer of each stack needs, as `stack_sizes` has it.
+
+    Stacks of one kind share the description of a layer, which is differentiated once."""
+    sizes_of: dict[LayerDescription, LayerSizes] = {}
+    for stack in decoder.stacks:
+        if stack.described not in sizes_of:
+            sizes_of[stack.described] = stack_sizes(decoder, stack, compute, platform, split)
+    return tuple(
+        replace(sizes_of[stack.described], layers=len(stack.layers)) for stack in decoder.stacks
+    )
+
+
 def stack_sizes(
     decoder: Decoder, stack: Stack, compute: str, platform: str, split: Split
 ) -> LayerSizes:
@@ -202,16 +229,9 @@ def stack_sizes(
     which decides how experts are computed. `split`: from the axes of a weight, (name, size) pairs,
     to those of a device's part."""
     rank = decoder.config.lora.rank if decoder.config.lora else None
-    # policies of jax.checkpoint; with a rank, outputs of LoRA's adapters are not kept either
-    keep_products = remat_policy("none", rank)
-    keep_nothing = remat_policy("layer", rank)
-
-    def kept_by(layer: LayerDescription) -> tuple[KeptBytes, KeptBytes]:
-        """What a layer keeps without remat, and with it."""
-        width = decoder.config.width
-        kept = kept_bytes(layer, width, compute, keep_products)
-        kept_by_remat = kept_bytes(layer, width, compute, keep_nothing)
-        return kept, kept_by_remat
+    width = decoder.config.width
+    # With a rank, outputs of LoRA's adapters are not kept.
+    policy = remat_policy("none", rank)
 
     # as if a program were traced for it, whatever this process has
     with traced_for(platform):
@@ -223,12 +243,14 @@ def stack_sizes(
         mlp_gradient_values = 2 * mlp_values - overcounted
 
         try:
-            kept, kept_by_remat = kept_by(device_layer(stack.described, split))
+            kept = kept_bytes(device_layer(stack.described, split), width, compute, policy)
         except (TypeError, ValueError, ArithmeticError):
             # A family's layer may have sizes of its own, which parts of its weights do not fit. All
             # that the whole layer keeps is more than a device keeps.
-            kept, kept_by_remat = kept_by(stack.described)
+            kept = kept_bytes(stack.described, width, compute, policy)
 
+    # Under jax.checkpoint without a policy a layer keeps its arguments: weights and hidden states.
+    kept_by_remat = KeptBytes(states=width * jnp.dtype(compute).itemsize, products=0)
     return LayerSizes(len(stack.layers), mlp_values, mlp_gradient_values, kept, kept_by_remat)
 
 

@@ -12,7 +12,15 @@ from isojax.core.config import ModelConfig
 from isojax.models.architecture import Architecture, Kind
 from isojax.models.lora import add_adapters
 from isojax.models.spec import LayerDescription, Spec, specs_of
-from isojax.models.stack import FIRST_STACK, Segment, Stack, plan, probe_attention, router_shape
+from isojax.models.stack import (
+    FIRST_STACK,
+    AttentionShape,
+    Segment,
+    Stack,
+    plan,
+    probe_attention,
+    router_shape,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,13 @@ def describe_layers(architecture: Architecture, config: ModelConfig) -> Describe
     The i-th layer of a period and those at the same place of its repeats are one stack. Stacks are
     named "blocks", "blocks_1", ... in this order, by which parameters and checkpoints know them.
     InputError where `probe_attention` or LoRA's targets refuse a layer."""
-    segments: list[Segment] = []
+    described = {}
     targets: dict[str, None] = {}
+    for kind in dict.fromkeys(architecture.kinds):
+        described[kind] = _describe_kind(architecture, config, kind)
+        targets |= dict.fromkeys(described[kind].adapted_targets)
+
+    segments: list[Segment] = []
     first_layer = num_stacks = 0
     for period, repeats in plan(architecture.kinds):
         end = first_layer + len(period) * repeats
@@ -39,22 +52,38 @@ def describe_layers(architecture: Architecture, config: ModelConfig) -> Describe
 
             # the i-th layer of each repeat
             layers = range(first_layer + i, end, len(period))
-            stack, stack_targets = _describe_stack(architecture, config, name, layers, kind)
-            stacks.append(stack)
-            targets |= dict.fromkeys(stack_targets)
+            stacks.append(described[kind].stack(name, layers))
 
         segments.append(Segment(tuple(stacks), repeats))
         first_layer = end
     return DescribedLayers(segments, list(targets))
 
 
-def _describe_stack(
-    architecture: Architecture, config: ModelConfig, name: str, layers: range, kind: Kind
-) -> tuple[Stack, list[str]]:
-    """Describe a stack of layers of one kind, and say which of LoRA's targets its layers have.
+@dataclass(frozen=True)
+class DescribedKind:
+    """A layer of a kind, which all stacks of the kind share."""
 
-    `name`: "blocks", "blocks_1", ... `layers`: the numbers of its layers in the model. `kind`: as
-    `architecture.block` takes it."""
+    described: LayerDescription  # with adapters, where there are any
+    base: LayerDescription  # without
+    attention: AttentionShape
+    specs: tuple[Spec, ...]
+    adapted_targets: list[str]  # those of LoRA's that the layer has
+
+    def stack(self, name: str, layers: range) -> Stack:
+        """These layers of the model as a stack: "blocks", "blocks_1", ..."""
+        return Stack(
+            name=name,
+            layers=layers,
+            described=self.described,
+            base=self.base,
+            attention=self.attention,
+            router=router_shape(self.base),
+            specs=self.specs,
+        )
+
+
+def _describe_kind(architecture: Architecture, config: ModelConfig, kind: Kind) -> DescribedKind:
+    """Describe a layer of a kind, as `architecture.block` takes it."""
     block = architecture.block(kind)
     # the same where there are no adapters
     base = adapted = LayerDescription(block)
@@ -67,16 +96,13 @@ def _describe_stack(
         specs += chain.from_iterable(specs_by_target.values())
         targets = list(specs_by_target)
 
-    stack = Stack(
-        name=name,
-        layers=layers,
+    return DescribedKind(
         described=adapted,
         base=base,
         attention=probe_attention(base, config.width),
-        router=router_shape(base),
         specs=tuple(specs),
+        adapted_targets=targets,
     )
-    return stack, targets
 
 
 def change_segments(

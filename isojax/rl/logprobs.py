@@ -268,7 +268,7 @@ class StateStats(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What the gradient reads."""
+    """What the gradient reads; r = p + m (T - 1) states, as in `_stats_over_blocks`."""
 
     states: Float[Array, "r D"]
     unembedding: Float[Array, "_ _"]
@@ -419,6 +419,8 @@ def _backward(
     """Return (d states, d unembedding, None, None): tokens and prefix_entry have no gradient.
 
     cotangents: the loss's gradients of the log-probabilities and of the entropies, [m T] each.
+    d states is [r D]; d unembedding has the axes of the unembedding, of which `blocks.vocab_axis`
+    is the vocabulary's.
     """
     vocab_axis = blocks.vocab_axis
     logits_axis = None if residuals.saved_logits is None else 1

@@ -17,9 +17,13 @@ _ADAPTER = TypeAdapter(Spending)
 _LEFT_OUT = {"legs": {"__all__": {"cell": {"is_of_spend"}}}}
 
 
+def spending_text(spending: Spending) -> str:
+    """The content of spend.json."""
+    return _ADAPTER.dump_json(spending, indent=1, exclude=_LEFT_OUT).decode() + "\n"
+
+
 def write_spending(folder: Path, spending: Spending) -> None:
-    content = _ADAPTER.dump_json(spending, indent=1, exclude=_LEFT_OUT)
-    write_text(folder / SPEND_FILE, content.decode() + "\n")
+    write_text(folder / SPEND_FILE, spending_text(spending))
 
 
 def read_spending(folder: Path) -> Spending | None:

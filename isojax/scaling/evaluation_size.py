@@ -56,11 +56,13 @@ def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
 
     By its counts of right answers, where all evaluations have them; otherwise estimated from the
     rewards of each run. metric: such as "avg@4"; tracks: at least one."""
-    points = [p for t in tracks for p in t.run.points]
-    sizes = [_rollouts_of(p, metric) for p in points]
-    if sizes and all(sizes):
-        return EvaluationSize(min(sizes), "problems x samples, by the records", is_known=True)
-    return size_by_step(*[t.R for t in tracks])
+    sizes = []
+    for point in (p for t in tracks for p in t.run.points):
+        size = _rollouts_of(point, metric)
+        if not size:  # one without counts is enough, and a log without any may be long
+            return size_by_step(*[t.R for t in tracks])
+        sizes.append(size)
+    return EvaluationSize(min(sizes), "problems x samples, by the records", is_known=True)
 
 
 def _rollouts_of(point: EvalPoint, metric: str) -> int:

@@ -85,7 +85,12 @@ def fit(
     metric = default_metric(runs) if metric is None else metric
     usable_runs = runs if options.include_flagged else _require_healthy_runs(runs, metric, compute)
     result = fit_all_runs(usable_runs, metric, compute, options)
-    health = RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs))
+
+    may_be_flagged = runs
+    if not options.include_flagged:
+        healthy_cells = {run.cell for run in usable_runs}
+        may_be_flagged = [run for run in runs if run.cell not in healthy_cells]
+    health = RunHealth(left_out=not options.include_flagged, runs=flagged_runs(may_be_flagged))
     return fit_flags.add_health(result, health)
 
 

@@ -254,13 +254,19 @@ def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, SharedEvaluati
     A target is the budget C that an evaluation answers (EvalPoint.target), 0 for the base policy;
     C itself may differ a little between seeds. It has the targets for which all seeds were
     evaluated, rising. seeds: at least one."""
-    by_seed = [
-        {p.target: (p, C, R) for p, C, R in zip(t.run.points, t.C, t.R, strict=True)} for t in seeds
-    ]
-    shared_targets = set.intersection(*map(set, by_seed))
+    # Of each seed, where in its run the evaluation of a target is.
+    places_by_seed = [{p.target: i for i, p in enumerate(t.run.points)} for t in seeds]
+    targets = sorted(set.intersection(*map(set, places_by_seed)))
+    places = [[of_seed[target] for target in targets] for of_seed in places_by_seed]
 
-    by_target = {}
-    for target in sorted(shared_targets):
-        points, C, R = zip(*(evaluations[target] for evaluations in by_seed), strict=True)
-        by_target[target] = SharedEvaluations(list(points), float(np.mean(C)), float(np.mean(R)))
-    return by_target
+    mean_C = np.mean([t.C[p] for t, p in zip(seeds, places, strict=True)], axis=0)
+    mean_R = np.mean([t.R[p] for t, p in zip(seeds, places, strict=True)], axis=0)
+    points = zip(
+        *([t.run.points[i] for i in p] for t, p in zip(seeds, places, strict=True)), strict=True
+    )
+    return {
+        target: SharedEvaluations(list(of_target), C, R)
+        for target, of_target, C, R in zip(
+            targets, points, mean_C.tolist(), mean_R.tolist(), strict=True
+        )
+    }

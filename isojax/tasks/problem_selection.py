@@ -20,8 +20,9 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.context_limit import model_positions
+from isojax.tasks.device_tasks import build_device_task
 from isojax.tasks.problem_sources import dedup_text, open_source, random_subset
-from isojax.tasks.task import Task, TextTask, build_device_task, is_on_device
+from isojax.tasks.task import Task, TextTask, is_on_device
 from isojax.tasks.turns import find_reply
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source

@@ -15,16 +15,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from typing_extensions import TypeIs
 
-from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
 from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.plugins import load_plugin
 from isojax.core.table_files import read_json_object
 from isojax.tasks.answers.final_answer import Form, final_answer
 from isojax.tasks.answers.thinking import behind_thinking, never_ends_thinking
 from isojax.tasks.context_limit import describe_excess
-from isojax.tasks.device import device_task
+from isojax.tasks.device_tasks import device_task_of
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.prompt_checks import (
@@ -48,7 +47,6 @@ from isojax.tasks.protocol import (
     TokenizedProblems,
     TurnReplies,
 )
-from isojax.tasks.sources import source
 from isojax.tasks.tokenizer import (
     added_beyond_vocabulary,
     build_stop_table,
@@ -57,7 +55,7 @@ from isojax.tasks.tokenizer import (
     readable,
     token_bytes,
 )
-from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, split_turns
+from isojax.tasks.turns import find_reply, plain_tokens, split_turns
 
 MAX_ENDING_CHARACTERS = 2000  # of a response, where a final answer is looked for to be shown
 
@@ -537,35 +535,10 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task that cell.task names. num_workers: how many processes check responses in text; None:
     one per core. InputError for settings that only a text task has, with a task on device, and
     where the task cannot be made."""
-    device_task = build_device_task(cell.task)
-    if device_task is None:
-        return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
-
-    has_own_verifier = cell.verifier.use != VerifierConfig().use
-    for key, value in (
-        ("verifier.use", cell.verifier.use if has_own_verifier else None),
-        ("reward.weights", cell.reward.weights),
-        ("sampling.interrupt", cell.sampling.interrupt),
-    ):
-        if value is not None:
-            raise InputError(
-                where=f"cell.{key}",
-                found=f"set and cell.task = {cell.task} writes no text and verifies on device",
-                fix="Leave it out, or set a text task, such as jsonl:FILE.",
-            )
-    # 1 where the response length is not set: the check needs the shape of arrays, not this length.
-    if device_task.stops.reply is not None:
-        check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)
-    return device_task
-
-
-def build_device_task(task: str) -> DeviceTask | None:
-    """The task on device that a task string names; None where it names a source of text."""
-    name, _, argument = task.partition(":")
-    plugin = load_plugin((device_task, source), name)
-    if plugin.kind != device_task:
-        return None
-    return plugin(argument) if argument else plugin()
+    on_device = device_task_of(cell)
+    if on_device is not None:
+        return on_device
+    return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
 
 
 def is_on_device(task: Task) -> TypeIs[DeviceTask]:

@@ -35,9 +35,10 @@ from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import LABEL_STREAM
+from isojax.tasks.device_tasks import build_device_task
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import TokenizedProblems
-from isojax.tasks.task import Task, build_device_task, is_on_device
+from isojax.tasks.task import Task, is_on_device
 from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy

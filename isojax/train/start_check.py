@@ -233,8 +233,11 @@ def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping
 def refuse_failed_replies(
     counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]
 ) -> None:
-    """DeadStart where the reply of a task of turns failed at every turn. `failures`: as for
-    `refuse_failed_checks`; a reply's kinds begin with "reply "."""
+    """DeadStart where the reply of a task of turns failed at every turn.
+
+    failures: what happened at the first failure of each kind, such as {"reply timeout": "..."};
+        kinds of the verifier's failures do not begin with "reply ".
+    """
     if not counts.replies or counts.failed_replies < counts.replies:
         return
 

@@ -107,6 +107,13 @@ def test_fit_speed(scripts: Scripts) -> None:
     assert line["evaluations"] == 12 * 21
 
 
+def test_fit_speed_of_a_log(scripts: Scripts) -> None:
+    """5 cells with up to 30 evaluations, evenly spaced in C, in which B_p n = 1,024 has fewer."""
+    (line,) = scripts("fit_speed", "--log", "5x30", "--replicates", 2, LOG_BUDGET=20_000)
+    assert (line["runs"], line["evaluations"]) == (5, 30 + 30 + 30 + 30 + 21)
+    assert line["seconds"] > 0 and line["peak_mb"] > 50
+
+
 def test_quote_coverage(scripts: Scripts) -> None:
     """A case of each n of a world, in the order of what is quoted."""
     cases = scripts("quote_coverage", "--worlds", 1, "--replicates", 60)
@@ -277,6 +284,7 @@ def test_peer_death(scripts: Scripts) -> None:
     ), alone
 
 
+@pytest.mark.nightly
 def test_fuzz(scripts: Scripts) -> None:
     """An attempt of each kind: no traceback, and 0 or 2 for an exit code. Every command of the CLI
     is among them."""

@@ -19,7 +19,7 @@ from isojax.core.atomic_files import write_error
 from isojax.core.config import DataConfig, load_config, save_config
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.launch.planner import plan_cells
-from isojax.launch.spend_rounds import legs_to_train
+from isojax.launch.strategy import training_rounds
 from isojax.models.safetensors_io import weight_files
 from isojax.runs.importers import csv, tensorboard, trl, wandb
 from isojax.runs.ledger import read_runs, write_run
@@ -116,7 +116,7 @@ def test_a_spending_of_another_config_is_not_gone_on_with(tmp_path: Path) -> Non
     for cell, metric in ((Cell(16, 2, 0), "avg@4"), (cells[0], "best@4")):
         write_spending(tmp_path, Spending(config.sweep.budget, metric, (Leg(cell, 2, 0, 64),)))
         with refused():
-            next(legs_to_train(config, cells, tmp_path, list))
+            next(training_rounds(config, cells, tmp_path, []))
 
 
 @pytest.mark.parametrize("budget", ["1e999h", "1e12h", "0h", ""])

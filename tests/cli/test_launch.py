@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from isojax.cli import app
+from isojax.cli.commands import report_command
 from isojax.core.config import Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import EvalPoint, Leg, RunRecord, Spending
@@ -22,8 +23,15 @@ from isojax.core.preemption import Preempted
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
-from tests.cli.conftest import Isojax, error_of
+from isojax.scaling.curves.sweep_estimate import FitOptions
+from tests.cli.conftest import Isojax, error_of, write_sweep
 from tests.scaling.documents import document
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two n, which is fitted and drawn in less time than one of five."""
+    return write_sweep(tmp_path_factory.mktemp("known") / "runs" / "known", (2, 8))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +108,13 @@ def test_of_several_configs_later_ones_replace_settings_of_earlier_ones(
 
 @pytest.mark.slow
 def test_launch_fits_reports_and_recommends(
-    isojax: Isojax, calls: list[tuple[Any, ...]], known: Path
+    isojax: Isojax, calls: list[tuple[Any, ...]], known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # no interval is looked at: few draws
+    few_draws = partial(report_command.make_fit, options=FitOptions(replicates=20))
+    monkeypatch.setattr(report_command, "make_fit", few_draws)
+    monkeypatch.setattr(report_command, "OTHER_REPLICATES", 5)
+
     code, out, _ = isojax("launch")
     assert code == 0
     assert {path.name for path in known.iterdir()} >= {"fit.json", "report.html", "figures"}

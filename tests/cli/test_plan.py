@@ -9,7 +9,6 @@ from rich.cells import cell_len
 
 from isojax.core.yaml_files import yaml_text
 from isojax.launch import display
-from isojax.launch.local import local_runner
 from isojax.report.console import SafeConsole
 from tests.cli.conftest import Isojax
 
@@ -28,10 +27,8 @@ def test_no_line_of_a_plan_is_wider_than_the_terminal(
     isojax: Isojax, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    # A console knows its width from the start, and local_runner has the same one.
-    console = SafeConsole(stderr=True)
-    monkeypatch.setattr(display, "console", console)
-    monkeypatch.setattr(local_runner, "console", console)
+    # A console knows its width from the start.
+    monkeypatch.setattr(display, "console", SafeConsole(stderr=True))
     Path("tiny.yaml").write_text(yaml_text(TINY))
     code, out, err = isojax(
         "launch", "tiny.yaml", "--dry-run", "sweep.schedules={a: '8x2, 8x4 from 1000'}"

@@ -17,9 +17,9 @@ from isojax.cli.run_end import find_end
 from isojax.core.config import load_config, save_config
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.core.schedule import Stage
+from isojax.launch.fitted_schedules import resolve_schedules
 from isojax.launch.planner import plan_cells
-from isojax.launch.spend_rounds import spend_policy
-from isojax.launch.strategy import resolve_schedules
+from isojax.launch.strategies.spend import spend_policy
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
 from isojax.scaling.curves.hill import curve_value

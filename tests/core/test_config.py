@@ -178,7 +178,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("sweep.budget=0", ["sweep.budget", "given 0", "greater than 0"]),
         ("sweep.n=4", ["sweep.n", "given 4", "list", "[4]"]),
         ("sweep.n=[2,x]", ["sweep.n.1", "'x'", "integer"]),
-        ("sweep.strategy=skip", ["sweep.strategy", "'skip'", "'grid', 'adaptive' or 'spend'"]),
+        ("sweep.remat=skip", ["sweep.remat", "'skip'", "'none' or 'layer'"]),
         ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
         ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
         (

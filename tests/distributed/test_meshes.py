@@ -115,6 +115,7 @@ def bytes_by_hand(axes: str) -> dict[str, int]:
     }
 
 
+@pytest.mark.nightly
 def test_one_state_where_prompts_are_split(saved: Path, one: agreement.Arrays) -> None:
     axes = "data=2,sequence=2,tensor=2"
     agree(agreement.compare(mesh(axes), saved), one, axes, mesh(axes).size)

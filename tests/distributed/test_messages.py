@@ -18,7 +18,7 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.distributed import coordination, messages, multiprocess
 from isojax.distributed.messages import SentArray
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 from isojax.sampling.replies import SlotReply, WaitingSlot
 
 STAGES = (Stage(0, 4, 2), Stage(64, 4, 4))

@@ -35,8 +35,8 @@ run: {cells_at_once: 1}
 """
 
 # what the console script does
-SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
-SECONDS = 240  # a command that takes longer hangs
+SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.start import main; main()"
+SECONDS = 600  # a command that takes longer hangs
 
 Snapshot = dict[str, tuple[int, int, bytes]]
 

@@ -33,6 +33,9 @@ os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # read by the imports bel
 
 import jaxlib.mlir.dialects.mhlo  # noqa: F401  (which jax loads at its first program)
 
+import tests.e2e.few_draws  # noqa: F401  (first: others take the number as they are imported)
+
+# isort: split
 import isojax.cli.app
 import isojax.launch.local.local_runner
 import isojax.runs.loggers.tensorboard
@@ -82,7 +85,7 @@ def keep_base_policies(folder: Path) -> None:
 
 def keep_layer_sizes(folder: Path) -> None:
     """What a layer of a model keeps for its gradient is measured once: each plan would trace it
-    four times. A layer that is not isojax's, as a test may write one, is always measured."""
+    twice. A layer that is not isojax's, as a test may write one, is always measured."""
     measure = describe_sizes.stack_sizes
 
     def read_or_measure(

@@ -19,6 +19,7 @@ if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
 
 
+@pytest.mark.nightly
 def test_killed_where_chance_seldom_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An asynchronous run that leaves out solved problems: while the ledger is written, and with a
     checkpoint half written. test_resampling.py kills one anywhere.

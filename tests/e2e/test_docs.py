@@ -51,6 +51,7 @@ FORK = {
     "my_format.py": "docs/extending.md",
     "run-1.mine": "docs/extending.md",
     "warmer.py": "docs/extending.md",
+    "halving.py": "docs/extending.md",
     "make_problems.py": "docs/tutorials/own-model.md",
     "rewards.py": "docs/tutorials/own-model.md",
     "own.yaml": "docs/tutorials/own-model.md",
@@ -164,7 +165,7 @@ def test_the_pages_have_commands() -> None:
     assert len(commands(REPOSITORY / "README.md")) > 8
 
 
-@pytest.mark.timeout(600)  # a page is many commands, each with a limit of its own
+@pytest.mark.timeout(1800)  # a page is many commands, each with a limit of its own
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_every_command_of_a_page_runs(page: Path, isojax: Any, quickstart: Path) -> None:
     write_configs(isojax.folder)

@@ -75,7 +75,9 @@ def test_a_cell_of_experts_on_a_mesh(isojax: Isojax, alone: Isojax) -> None:
     assert rows[1]["train"]["sampler_logp_gap"] < 1e-4
 
 
-@pytest.mark.parametrize("replies", ["on device", "on the host"])
+@pytest.mark.parametrize(
+    "replies", ["on device", pytest.param("on the host", marks=pytest.mark.nightly)]
+)
 def test_experts_are_replayed_where_a_task_replies(isojax: Isojax, replies: str) -> None:
     """The first evaluation after the base policy's shows one update, whose rollouts are the same
     with replay and without: with it, log-probabilities are no further apart. The sampler's experts

@@ -198,6 +198,7 @@ def test_two_processes_find_what_one_finds(place: Isojax) -> None:
         assert a["train"] == pytest.approx(b["train"], rel=2e-3, abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_an_asynchronous_run_that_was_killed_goes_on_with_the_same_bits(place: Isojax) -> None:
     words = (
         "train",

@@ -168,6 +168,7 @@ def test_two_processes(isojax: Any) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run
     leaves the bits of the synchronous one; each process verifies what its devices have sampled.

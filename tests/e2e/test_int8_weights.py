@@ -36,6 +36,7 @@ def test_a_sweep_trains_and_its_ledger_has_the_gap(unbroken: Isojax) -> None:
     assert all(1e-4 < gap < 0.1 for gap in gaps(unbroken, CELL, "sums"))
 
 
+@pytest.mark.nightly
 def test_an_asynchronous_sampler_in_turns_draws_the_same(isojax: Isojax, unbroken: Isojax) -> None:
     prepare(isojax)
     isojax.swept(*WORDS, "cell.rl.max_staleness=0", XLA_FLAGS=FLAGS)

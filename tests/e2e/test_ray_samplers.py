@@ -65,6 +65,7 @@ def test_processes_that_only_sample(isojax: Isojax) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_processes_that_sample_ahead(isojax: Isojax) -> None:
     """At k = 1 one process samples while another trains, two cells one after the other. Ctrl-C ends
     both, with the state saved."""

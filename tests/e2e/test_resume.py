@@ -166,6 +166,7 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
     """B = 32 passes 60, 72, 86 and 104 at M = 2, 3, 3 and 4. A budget that ends between 72 and 86,
     then a larger one: no C stands twice.

@@ -86,6 +86,7 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any) -> None:
     assert all(C % 16 == 0 for C in rollouts) and rollouts[-1] > 900
 
 
+@pytest.mark.nightly
 def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_a_kill(isojax: Any) -> None:
     """With a rate and a KL term so high that the steps of n = 2 undo each other."""
     words = (

@@ -78,6 +78,7 @@ def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) ->
     return printed
 
 
+@pytest.mark.nightly
 def test_kills_on_device(isojax: Isojax) -> None:
     check_kills(isojax, ON_DEVICE, "killed", "8x4-s0")
     rows = isojax.rows("8x4-s0", "whole")

@@ -17,11 +17,12 @@ from isojax.core.errors import DeadStart, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, EvalPoint, StartReport, StartWarning
 from isojax.core.preemption import Preempted
 from isojax.core.start_file import read_start_report
+from isojax.launch.cell_failures import raise_cell_failures
 from isojax.launch.display import Display
 from isojax.launch.local import local_runner
 from isojax.launch.local.local_runner import out_of_memory_message, train_cells, write_health
 from isojax.launch.ray.process_status import StatusCollector
-from isojax.launch.strategy import CellTarget, raise_cell_failures
+from isojax.launch.strategies import CellTarget
 from isojax.runs.ledger import Ledger, read_run
 from tests.refusals import refused
 

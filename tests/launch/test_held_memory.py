@@ -40,7 +40,7 @@ def held_bytes(on_host: bool) -> int:
     [
         # a critic and a reference
         ("recipes/ppo", ["cell.rl.kl=0.1", "sweep.moments_on_host=true"]),
-        ("recipes/grpo", ["cell.model.lora.rank=4"]),
+        # matrices of two precisions, frozen and trained
         ("recipes/grpo", ["cell.model.lora.rank=4", "cell.precision.compute=bfloat16"]),
     ],
 )
@@ -95,7 +95,9 @@ def test_what_a_run_holds_while_a_program_runs(
         budget = replace(budget, backend="gpu")
     sizes, memory = budget.sizes(sweep), budget.estimate(sweep)
     resident = (
-        3 * (sizes.trained_bytes + sizes.critic_bytes) + sizes.frozen_bytes + sizes.reference_bytes
+        3 * (sizes.weights.trained_bytes + sizes.critic_bytes)
+        + sizes.weights.frozen_bytes
+        + sizes.reference_bytes
     )
     # not known to a plan
     problem_table = 4 * (len(problems) - 8) * (config.cell.sampling.prompt_length + 2)
@@ -105,5 +107,7 @@ def test_what_a_run_holds_while_a_program_runs(
         memory.sampling_peak - sampling_work_bytes(sizes), rel=MAX_DIFFERENCE
     )
     assert resident <= held["learn"] <= (1 + MAX_DIFFERENCE) * (resident + sizes.rollout_bytes)
-    parked_bytes = 2 * sizes.trained_bytes + 3 * sizes.critic_bytes if sweep.moments_on_host else 0
+    parked_bytes = (
+        2 * sizes.weights.trained_bytes + 3 * sizes.critic_bytes if sweep.moments_on_host else 0
+    )
     assert on_host["decode"] == pytest.approx(parked_bytes, rel=0.01)

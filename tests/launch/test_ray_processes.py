@@ -24,7 +24,7 @@ from isojax.launch.ray.placement import (
 )
 from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
 from isojax.launch.ray.ray_processes import RayProcessGroup
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 from tests.refusals import refused
 
 TARGET = CellTarget(Cell(4, 4, 0), 64)

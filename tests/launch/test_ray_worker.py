@@ -18,7 +18,7 @@ from isojax.launch.process_group import SINGLE_PROCESS
 from isojax.launch.ray import ray_worker
 from isojax.launch.ray.process_status import TOKEN_FILE, StatusCollector, WorkerLost
 from isojax.launch.ray.ray_worker import train_target
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 from isojax.runs.storage import exclusive_lock
 from tests.refusals import refused
 

@@ -25,7 +25,7 @@ from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.status_file import read_status
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 from tests.refusals import refused
 
 CONFIG = Config.model_validate(

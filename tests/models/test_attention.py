@@ -26,7 +26,7 @@ from isojax.models.cache_attention import (
     to_cache_dtype,
 )
 from isojax.models.cpu import MAX_TRANSPOSED_POSITIONS, small_head_products
-from isojax.models.kernels import gpu_decode, tpu_decode
+from isojax.models.kernels import gpu_decode, tpu_cache_blocks, tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention
 from isojax.models.kernels.prefix import PrefixKV
 from isojax.models.kv_ring import ring_positions
@@ -267,7 +267,7 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 6e-3}
 def test_decoding_is_a_loop(
     implementation: str, C: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
+    monkeypatch.setattr(tpu_cache_blocks, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
     positions = np.array(
         sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}),
@@ -308,7 +308,7 @@ def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
     """Rings of sizes that no block divides: not yet full, just full, and gone round more than once.
     What no token has written yet, and the room beyond the ring, hold other values, which nothing
     sees."""
-    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
+    monkeypatch.setattr(tpu_cache_blocks, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
     monkeypatch.setattr(
         gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True)
@@ -370,7 +370,7 @@ def test_decoding_over_a_ring_is_a_loop_over_the_last_positions(
 
 
 def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)
+    monkeypatch.setattr(tpu_cache_blocks, "MAX_BLOCK_UNITS", 1)
     q, k, v, cache = slots(3, 640, 2, 1, 64, "float32")
     positions = np.array([0, 130, 638], np.int32)
     dead = (np.arange(640)[None] > positions[:, None])[None, :, None, :, None]
@@ -383,7 +383,7 @@ def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.Monke
 def test_the_steps_of_a_kernel_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores of two groups of two slots, blocks of 128: groups of 1 and 3 blocks, and of 2 and
     2."""
-    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)
+    monkeypatch.setattr(tpu_cache_blocks, "MAX_BLOCK_UNITS", 1)
     monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
     positions = jnp.array([0, 127, 300, 5, 128, 3, 130, 255])
     cache = (np.zeros((1, 8, 1, 384, 128)),)

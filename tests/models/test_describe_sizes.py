@@ -12,14 +12,23 @@ import pytest
 
 from isojax.core.config import ModelConfig, PrecisionConfig, load_config
 from isojax.core.config.model import LoraConfig
-from isojax.core.policy_sizes import CacheShape, KeptBytes
+from isojax.core.policy_sizes import CacheShape, KeptBytes, LayerSizes
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.models.describe_sizes import count_parameters, describe_sizes, stack_sizes
+from isojax.models import describe_sizes as sizes_module
+from isojax.models.describe_sizes import (
+    DescribedPolicy,
+    count_parameters,
+    describe_sizes,
+    kept_bytes,
+    stack_sizes,
+)
 from isojax.models.layers.attention_layer import Attention
 from isojax.models.layers.block import pre_norm_block
 from isojax.models.layers.gated_mlp import GatedMLP
 from isojax.models.layers.rope import Rope
+from isojax.models.remat import remat_policy
 from isojax.models.spec import LayerDescription
+from isojax.models.stack import Stack
 from isojax.models.transformer import Decoder
 
 PRESETS = sorted((Path(__file__).parents[2] / "configs" / "models").glob("*.yaml"))
@@ -62,9 +71,33 @@ def test_a_layer_keeps_its_products_and_two_hidden_states() -> None:
     assert kept(LLAMA, compute="bfloat16") == KeptBytes(states=2 * 2 * D, products=2 * products)
 
 
-def test_a_layer_that_is_computed_again_keeps_one_state() -> None:
-    (sizes,) = describe_sizes(LLAMA).layer_sizes("float32", "tpu", ONE)
-    assert sizes.kept_by_remat == KeptBytes(states=4 * D, products=0)
+@pytest.mark.parametrize("model", [LLAMA, MOE], ids=["llama", "experts"])
+def test_a_layer_that_is_computed_again_keeps_one_state(model: ModelConfig) -> None:
+    """As jax finds it where it differentiates the layer."""
+    (sizes,) = describe_sizes(model).layer_sizes("bfloat16", "tpu", ONE)
+    assert sizes.kept_by_remat == KeptBytes(states=2 * D, products=0)
+    (stack,) = Decoder(model).stacks
+    policy = remat_policy("layer", None)
+    assert kept_bytes(stack.described, D, "bfloat16", policy) == sizes.kept_by_remat
+
+
+def test_layers_of_one_kind_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten layers, (S S F) x 3 and F: two of the four stacks are like another."""
+    measured = []
+
+    def measure(decoder: Decoder, stack: Stack, *question: Any) -> LayerSizes:
+        measured.append(stack.name)
+        return stack_sizes(decoder, stack, *question)
+
+    monkeypatch.setattr(sizes_module, "stack_sizes", measure)
+    options = {"window": 8, "sliding_layers": [0, 1, 3, 4, 6, 7]}
+    model = LLAMA.model_copy(update={"family": "qwen2", "layers": 10, "options": options})
+    decoder = Decoder(model)
+    sizes = DescribedPolicy(decoder).layer_sizes("float32", "tpu", ONE)
+    assert measured == ["blocks", "blocks_2"]
+    assert [x.layers for x in sizes] == [len(stack.layers) for stack in decoder.stacks]
+    for stack, of_stack in zip(decoder.stacks, sizes, strict=True):
+        assert of_stack == stack_sizes(decoder, stack, "float32", "tpu", ONE)
 
 
 def test_devices_share_the_products_by_heads_and_hidden_values() -> None:

@@ -60,19 +60,23 @@ DECODER = Decoder(CONFIG, VOCAB)
 # Each is a program of its own, of some seconds: of gradients in slow tests alone. Fast tests run
 # the logits where rows, experts and hidden values are split at once.
 ALL_KINDS_AT_ONCE = "data=2,expert=2,tensor=2"
-OTHER_MESHES = (
+# CI sees one of each kind: experts split along two axes, or not at all; the others run nightly.
+MESHES_OF_CI = (ALL_KINDS_AT_ONCE, "tensor=8", "fsdp=2,expert=4", "sequence=2,expert=2,tensor=2")
+MESHES_OF_NIGHTS = (
     "tensor=4",
     "data=2,fsdp=2,tensor=2",
-    "tensor=8",
     "fsdp=8",
     "expert=2",
     "data=2,expert=4",
     "expert=8",
-    "fsdp=2,expert=4",
     "fsdp=2,expert=2,tensor=2",
-    "sequence=2,expert=2,tensor=2",
     "tensor=2,expert=4",
 )
+
+
+def at_night(axes: str) -> Any:
+    """A parameter that CI leaves out."""
+    return pytest.param(axes, marks=pytest.mark.nightly)
 
 
 def experts_by_hand(
@@ -214,7 +218,7 @@ def test_a_tpus_products_of_groups_are_ragged_dots() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["expert=8", ALL_KINDS_AT_ONCE])
+@pytest.mark.parametrize("axes", [at_night("expert=8"), ALL_KINDS_AT_ONCE])
 def test_the_gradient_is_the_same_where_kernels_need_every_axis(
     axes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +303,7 @@ def base_of(decoder: Decoder, params: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [ALL_KINDS_AT_ONCE, *OTHER_MESHES])
+@pytest.mark.parametrize("axes", [*MESHES_OF_CI, *map(at_night, MESHES_OF_NIGHTS)])
 def test_the_gradient_is_the_same_on_meshes(axes: str) -> None:
     """Experts split whole over 2 and 4 devices, along one axis or two; 8 do not divide 4 experts,
     nor 12 hidden values, and have all. With tensor=2,expert=4, experts are split over 4 devices,
@@ -330,10 +334,7 @@ def logits_on(axes: str, decoder: Decoder = DECODER) -> tuple[np.ndarray, np.nda
 
 @pytest.mark.parametrize(
     "axes",
-    [
-        ALL_KINDS_AT_ONCE,
-        *(pytest.param(axes, marks=pytest.mark.slow) for axes in ("expert=8", "fsdp=2,expert=4")),
-    ],
+    [ALL_KINDS_AT_ONCE, *map(at_night, ("expert=8", "fsdp=2,expert=4"))],
 )
 def test_logits_and_the_samplers_steps_are_the_same_on_meshes(axes: str) -> None:
     """Layers as a TPU has them, in a scan."""
@@ -530,7 +531,7 @@ def test_adapters_of_experts_are_split_with_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "expert=4,tensor=2"])
+@pytest.mark.parametrize("axes", [at_night("data=2,fsdp=2,tensor=2"), "expert=4,tensor=2"])
 def test_the_gradient_of_experts_adapters_is_the_same_on_meshes(axes: str) -> None:
     decoder = Decoder(CONFIG.model_copy(update={"lora": EXPERT_LORA}), VOCAB)
     expected, found = gradient_on("auto", decoder), gradient_on(axes, decoder)

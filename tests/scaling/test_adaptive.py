@@ -128,10 +128,11 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on() -> None:
         ends.append(rows[2]["C"] / max(rows[16]["C"], rows[32]["C"]))
         assert rows[2]["C"] >= max(row["C"] for row in rows.values()) / 10
 
-    # Single worlds differ between machines by how they round: .30 to .67 and .29 to .80 have been
-    # seen.
-    assert np.mean(ends) <= 0.5
-    assert np.mean(shares) < 0.6
+    # By chance, and by how a machine rounds, single worlds differ: over 18 of them the shares have
+    # mean .58 and standard deviation .20, the ends .44 and .18. The bounds are two standard errors
+    # of six worlds above the means. In a grid both are 1.
+    assert np.mean(ends) <= 0.6
+    assert np.mean(shares) <= 0.76
 
 
 def test_the_same_records_ask_for_the_same_and_a_killed_round_goes_on(rising: World) -> None:

@@ -10,6 +10,8 @@ from isojax.scaling.curves.departures import (
     AMPLITUDES,
     GRID_EXPONENTS,
     _best_grid_fit,
+    _cell_points,
+    _curve_grid,
     _trial_errors,
     _visible_part,
     find_peak,
@@ -150,26 +152,39 @@ def test_draws_scatter_about_the_correction_by_its_sd():
 TWO_RUNS = np.repeat(np.eye(2), 12, axis=0)
 
 
-@pytest.mark.parametrize(("tail", "peak"), [(1.0, None), (0.0, None), (1.0, 4.2), (0.0, 3.6)])
-def test_the_best_curve_of_a_grid_by_least_squares_at_each_point(tail, peak):
-    """Loops over the grid; at each point a gain for each run, and a fall beyond the peak."""
-    rng = np.random.default_rng(0)
-    x = np.tile(np.linspace(3, 5, 12), 2)
-    rewards = 0.4 / (1 + 10 ** (3.8 - x)) - 0.05 * np.maximum(x - 4.2, 0)
-    rewards = rewards + 0.01 * rng.standard_normal(24)
+def grid_fit(tail, peak, x, rewards, run_one_hot):
+    """(rss, fall, its variance for unit noise) of the best curve of the grid, by loops; at each
+    corner a gain for each run, and a fall beyond the peak."""
     best = (np.inf, 0.0, 0.0)
     for mid in np.linspace(x.min() - 0.5, x.max() + 0.7, 18):
         for exponent in GRID_EXPONENTS:
             capped = x if peak is None else np.minimum(x, peak)
-            columns = curve_value(10**capped, 0, 1, exponent, 10**mid, tail)[:, None] * TWO_RUNS
+            progress = curve_value(10**capped, 0, 1, exponent, 10**mid, tail)
+            columns = progress[:, None] * run_one_hot
             if peak is not None:
                 columns = np.column_stack([columns, -np.maximum(x - peak, 0)])
             coefficients, *_ = np.linalg.lstsq(columns, rewards, rcond=None)
             rss = ((columns @ coefficients - rewards) ** 2).sum()
             variance = np.linalg.inv(columns.T @ columns)[-1, -1]
             best = min(best, (rss, coefficients[-1], variance))
-    got = _best_grid_fit(tail, x, rewards, TWO_RUNS, peak)
-    assert got == pytest.approx(best, rel=1e-3)
+    return best
+
+
+@pytest.mark.parametrize(("tail", "peak"), [(1.0, None), (0.0, None), (1.0, 4.2), (0.0, 3.6)])
+def test_the_best_curve_of_a_grid_by_least_squares_at_each_point(tail, peak):
+    rng = np.random.default_rng(0)
+    x = np.tile(np.linspace(3, 5, 12), 2)
+    rewards = 0.4 / (1 + 10 ** (3.8 - x)) - 0.05 * np.maximum(x - 4.2, 0)
+    rewards = rewards + 0.01 * rng.standard_normal(24)
+    tracks = [run(16, 8, s, 10 ** x[:12], rewards[12 * s : 12 * (s + 1)]) for s in range(2)]
+
+    fitted = _best_grid_fit(_curve_grid(tail, x), _cell_points(tracks, 0.0), peak)
+
+    rss, fall, fall_variance = grid_fit(tail, peak, x, rewards, TWO_RUNS)
+    assert fitted.rss == pytest.approx(rss, rel=1e-3) and fitted.peak == peak
+    if peak is not None:
+        assert fitted.fall == pytest.approx(fall, rel=1e-3)
+        assert fitted.fall_variance == pytest.approx(fall_variance, rel=1e-3)
 
 
 def test_a_fall_counts_where_it_is_steep_and_explains_much():
@@ -179,29 +194,21 @@ def test_a_fall_counts_where_it_is_steep_and_explains_much():
     noise = 0.01 * rng.standard_normal((2, 30))
     x = np.log10(C)
 
-    def tracks(fall):
-        rewards = 0.2 + 0.3 / (1 + 10 ** (3.5 - x)) - fall * np.maximum(x - 4.2, 0)
-        return [run(16, 8, s, C, rewards + noise[s]) for s in range(2)]
-
     found = []
     for fall in np.linspace(0, 0.2, 11):
-        seeds = tracks(fall)
-        rewards_of_runs = [t.R for t in seeds]
-        log10_C = np.tile(x, 2)
-        rewards = np.concatenate(rewards_of_runs) - 0.2
-        one_hot = np.repeat(np.eye(2), 30, axis=0)
-        candidates = np.unique(np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16)))
-        candidates = [c for c in candidates if (log10_C > c).sum() >= 4]
-        rising = min(_best_grid_fit(t, log10_C, rewards, one_hot, None)[0] for t in (0.0, 1.0))
-        fits = [
-            (*_best_grid_fit(t, log10_C, rewards, one_hot, c), c)
-            for c in candidates
-            for t in (1.0, 0.0)
-        ]
-        rss, slope, variance, peak = min(fits)
-        residual = max(noise_sd(rewards_of_runs) ** 2, rss / (60 - 4 - 2))
-        holds = slope > 3.3 * np.sqrt(variance * residual) and rising - rss > 14 * residual
-        assert find_peak(seeds, 0.2) == (pytest.approx(peak) if holds else None)
+        curve = 0.2 + 0.3 / (1 + 10 ** (3.5 - x)) - fall * np.maximum(x - 4.2, 0)
+        tracks = [run(16, 8, s, C, curve + noise[s]) for s in range(2)]
+        points = _cell_points(tracks, 0.2)
+        candidates = np.quantile(x, np.linspace(0.3, 0.9, 16))
+        candidates = [c for c in candidates if 2 * (x > c).sum() >= 4]
+        grids = [_curve_grid(tail, points.log10_C) for tail in (1.0, 0.0)]
+        rising = min(_best_grid_fit(grid, points, None).rss for grid in grids)
+        fits = [_best_grid_fit(grid, points, c) for c in candidates for grid in grids]
+        best = min(fits, key=lambda fit: fit.rss)
+        residual = max(noise_sd([t.R for t in tracks]) ** 2, best.rss / (60 - 4 - 2))
+        is_steep = best.fall > 3.3 * np.sqrt(best.fall_variance * residual)
+        holds = is_steep and rising - best.rss > 14 * residual
+        assert find_peak(tracks, 0.2) == (pytest.approx(best.peak) if holds else None)
         found.append(holds)
     assert not found[0] and found[-1]
 

@@ -68,22 +68,35 @@ def test_the_bias_of_paper_mode_is_stated():
     assert flag.code == "records_overshoot" and not flagged(fit(runs, replicates=0), "paper mode")
 
 
-@pytest.mark.slow
-def test_derived_metrics_and_other_axes():
+def test_derived_metrics():
     w = world()
     best = fit(w.runs, "best@2", replicates=0)
     worst = fit(w.runs, "worst@4", replicates=0)
-    tokens = fit(w.runs, compute="tokens", replicates=0)
-    rollouts = fit(w.runs, replicates=0)
-    assert best.base_reward > rollouts.base_reward > worst.base_reward
-    assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
-        [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
-    )  # 8 a rollout
-    hours = [
-        replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs
-    ]
-    result = [c.C for c in fit(hours, compute="device_hours", replicates=0).joint.crossovers]
-    assert result == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
+    mean = fit(w.runs, replicates=0)
+    assert best.base_reward > mean.base_reward > worst.base_reward
+
+
+# Curves of the default mode are means over a chain, which rounding sends along other ways: a
+# crossing moves by less than a percent, a tenth of the distance of two evaluations.
+@pytest.mark.parametrize(
+    ("mode", "rounding"),
+    [("paper", 1e-9), pytest.param("hierarchical", 1e-2, marks=pytest.mark.slow)],
+)
+def test_curves_by_tokens_and_device_hours_are_those_by_rollouts(mode: str, rounding: float):
+    runs = world().runs
+    hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in runs]
+
+    def crossings(runs: list[RunRecord], compute: str) -> list[float]:
+        result = fit(runs, compute=compute, replicates=0, mode=mode)
+        return [crossover.C for crossover in result.joint.crossovers]
+
+    by_rollouts = crossings(runs, "rollouts")
+    assert len(by_rollouts) > 2
+    # a rollout has 8 tokens, and 3,600 of them take a device an hour
+    by_tokens = [8 * C for C in by_rollouts]
+    by_hours = [C / 3600 for C in by_rollouts]
+    assert crossings(runs, "tokens") == pytest.approx(by_tokens, rel=rounding)
+    assert crossings(hours, "device_hours") == pytest.approx(by_hours, rel=rounding)
 
 
 def test_one_n_is_allowed():

@@ -61,6 +61,20 @@ def test_the_mean_over_all_problems_is_the_curve_and_runs_share_the_problems():
     assert counted.C_end == 640 and counted.at_budget((16, 4), 700) == pytest.approx(0.6)
 
 
+def test_risky_worlds_have_their_risk():
+    rng = np.random.default_rng(0)
+    same, unlike, early, slow = (forms.risky_world(rng, risk) for risk in forms.RISKS)
+
+    assert len({id(curve) for curve in same.curves.values()}) == 1
+    assert (unlike.seeds, unlike.run_sd) == (1, 0.025)
+    shares = np.array(list(early.ends.values())) / early.targets[-1]
+    assert sorted(shares)[len(shares) // 2 :] == [1.0] * (len(shares) - len(shares) // 2)
+    assert (shares < 0.5).sum() == len(shares) // 2 and shares.min() >= 0.15
+    for curve in slow.curves.values():
+        # at 10 times C_half at least a quarter of the gain is still to come
+        assert curve.growth(np.array([10.0]))[0] < 3 / 4
+
+
 def recommended(times, **values):
     inside = {"truth": 0.5, "low": 0.4, "high": 0.6}
     outside = {"truth": 0.5, "low": 0.51, "high": 0.55}
@@ -106,6 +120,25 @@ def test_figures_by_hand():
     assert (small["covered"], small["equal_covered"]) == (1.0, 1.0)
 
 
+def test_promises_that_are_too_high_or_too_low_by_hand():
+    too_high = {"truth": 0.5, "low": 0.52, "high": 0.56}
+    too_low = {"truth": 0.5, "low": 0.40, "high": 0.49}
+    cases = [
+        recommended(1, expected=0.54, cell=too_high),
+        recommended(1, expected=0.45, cell=too_low),
+        recommended(1, expected=0.51),
+        recommended(4),
+    ]
+    figures = tables.promise_figures([{"recommended": cases}], times=1)
+
+    assert figures["answers"] == 3 and figures["inside"] == pytest.approx(1 / 3)
+    assert figures["too_high"] == figures["too_low"] == pytest.approx(1 / 3)
+    assert figures["error"] == pytest.approx((0.04 - 0.05 + 0.01) / 3)
+    # widths .04, .09 and .2; misses of .02 and .01
+    assert figures["score"] == pytest.approx((0.04 + 0.09 + 0.2 + 20 * (0.02 + 0.01)) / 3)
+    assert figures["regret"] == pytest.approx(0.01)
+
+
 def test_figures_of_the_advice_by_hand():
     run = {"cost": 0.5, "stated": [0.006, 0.002], "stated_by_refit": 0.003, "true": [0.004, 0.001]}
     cases = [{"stopped": [True, False], "next": None}, {"stopped": [False, False], "next": run}]
@@ -119,7 +152,7 @@ def test_figures_of_the_advice_by_hand():
 
 
 def test_the_next_run_is_simulated_and_fitted():
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(6)  # a world whose advice names a next run
     world = forms.small_world(rng)
     runs = world.runs(rng)
     fit = isojax.fit(runs, forms.METRIC, options=isojax.FitOptions(replicates=20))
@@ -164,8 +197,11 @@ def test_the_command_writes_reads_and_refuses(tmp_path):
     assert "stands in the files twice" in command("--read", out, out).stderr
 
 
-@pytest.mark.parametrize("part", ["small", "stable"])
-def test_the_other_parts_print_a_line_and_a_table(part):
+@pytest.mark.parametrize(
+    ("part", "title"),
+    [("small", "Small sweeps"), ("stable", "Stable sweeps"), ("risky", "promise at 4x")],
+)
+def test_the_other_parts_print_a_line_and_a_table(part, title):
     done = command(f"--{part}", "--worlds", "1", "--replicates", "40")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["part"] == part and f"{part.capitalize()} sweeps" in done.stderr
+    assert json.loads(done.stdout)["part"] == part and title in done.stderr

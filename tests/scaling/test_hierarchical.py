@@ -274,7 +274,7 @@ def test_run_to_run_spread_and_where_it_is_from():
     )
     none = packed(noise=0.0)
     state = fit_shape(1.0, none).state
-    assert estimate_run_sd(none.data, state, 1e-12, None)[:2] == (
+    assert estimate_run_sd(none.data, state, 1e-12, None) == (
         pytest.approx(0, abs=1e-9),
         "none: the points have no noise",
     )

@@ -18,7 +18,6 @@ from isojax.scaling.curves.hierarchical import Scales, robust_precision
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_draws import (
     BINS_PER_RUN,
-    _join_targets,
     _make_target,
     mean_curve_residuals,
     run_hmc_chains,
@@ -118,21 +117,6 @@ def test_the_same_generator_gives_the_same_draws():
         run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(s)).theta for s in (1, 1, 2)
     )
     assert (a == b).all() and (a != c).all()
-
-
-def test_chains_of_several_shapes_have_the_densities_of_their_own():
-    fits = sorted(fit_all_tails(SWEEP, None), key=lambda f: -f.state.tail)[2::2]
-    rng = np.random.default_rng(0)
-    run_sds, tails = np.array([0.01, 0.02, 0.03]), np.array([1.0, 1.0, 0.5, 0.0, 0.0])
-    targets = [_make_target(SWEEP.data, f, run_sds[: (tails == f.state.tail).sum()]) for f in fits]
-    mode = np.concatenate([fits[0].state.theta.ravel(), [fits[0].state.R0]])
-    v = mode + 0.02 * rng.standard_normal((5, len(mode)))
-    potential, gradient = _join_targets(targets).value_and_gradient(v)
-    alone = [
-        t.value_and_gradient(v[tails == f.state.tail]) for t, f in zip(targets, fits, strict=True)
-    ]
-    assert potential == pytest.approx(np.concatenate([p for p, _ in alone]), rel=1e-6)
-    assert gradient == pytest.approx(np.concatenate([g for _, g in alone]), rel=1e-6)
 
 
 def test_chains_say_whether_they_were_long_enough(monkeypatch):

@@ -9,6 +9,7 @@ from typer import Option
 from isojax.cli import options
 from isojax.cli.formatting import warn_of_start
 from isojax.core.config import Config
+from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.display import print_line
 from isojax.launch.evaluation_checks import check_evaluations
@@ -97,7 +98,9 @@ def launch(
         if compile_first:
             compiler = importlib.import_module("isojax.launch.local.compile_for_topology")
             compiler.compile_for_topology(config, topology, price)
-        else:
+            return
+        # All that it takes is imports, and what is made of the plan until the process ends.
+        with cycle_collection_paused():
             planner = importlib.import_module("isojax.launch.local.topology_plan")
             planner.estimate_for_topology(config, topology, price)
         return
@@ -187,9 +190,10 @@ def run_cells(
     processes run them: then each process ends with it.
     """
     on_ray = config.run.ray is not None
-    runner = importlib.import_module(
-        "isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner"
-    )
+    with cycle_collection_paused():
+        runner = importlib.import_module(
+            "isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner"
+        )
     try:
         return RunOutcome(runner.launch(config, resume, dry_run, process_group, compile_first))
     except RunFailed as e:

@@ -82,7 +82,7 @@ def spend(
 def _spend_config(config: Config, words: Sequence[str]) -> Config:
     """The config of the run: one policy, one learning rate, and another name."""
     # The config.yaml of an earlier run of `spend` has its name and its learning rate already.
-    if config.sweep.strategy == "spend":
+    if config.sweep.trains_one_policy:
         return config.with_settings(sweep=SPEND_SETTINGS)
 
     is_named = any(word.startswith("name=") for word in words)
@@ -211,8 +211,8 @@ def _budget_in_rollouts(
 
 def _describe_pilots(config: Config) -> None:
     """Print which short runs come first, their share of the budget, and the learning rate."""
-    spend_rounds = importlib.import_module("isojax.launch.spend_rounds")
-    legs = spend_rounds.spend_policy(config, plan_cells(config.sweep)).pilots()
+    strategy = importlib.import_module("isojax.launch.strategies.spend")
+    legs = strategy.spend_policy(config, plan_cells(config.sweep)).pilots()
 
     budget = config.sweep.budget
     C_of_pilots = sum(leg.C_end for leg in legs)

@@ -47,7 +47,7 @@ class Config(Section):
         One that spends it on one policy is evaluated at its end, too.
         """
         targets = self.cell.eval.evaluation_targets(budget)
-        if self.sweep.strategy == "spend" and targets[-1] < budget:
+        if self.sweep.trains_one_policy and targets[-1] < budget:
             targets.append(budget)
         return targets
 

@@ -165,10 +165,23 @@ class SweepConfig(Section):
     moments_on_host: bool = False
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least
     # certain; spend, which `isojax spend` sets, spends `budget` on one policy, whose n it chooses
-    # on the way.
-    strategy: Literal["grid", "adaptive", "spend"] = "grid"
-    # of the adaptive strategy; null: half of what the grid takes
+    # on the way; or a file or module of yours (docs/extending.md).
+    strategy: Annotated[str, PluginName(("launch.strategies",))] = "grid"
+    # rollouts that a strategy which chooses runs, as adaptive, spends in all at most; null: half of
+    # what the grid takes for adaptive, no limit for yours
     total_rollouts: Rollouts | None = None
+
+    @property
+    def trains_one_policy(self) -> bool:
+        """Whether the whole budget is for one policy, whose n is chosen on the way, and not for the
+        runs of a grid, to which a law is fitted."""
+        return self.strategy == "spend"
+
+    @property
+    def chooses_runs(self) -> bool:
+        """Whether its strategy chooses on the way which runs of the grid are trained, and how
+        far."""
+        return self.strategy != "grid" and not self.trains_one_policy
 
     @field_validator("schedules")
     @classmethod

@@ -23,10 +23,12 @@ def checkpoint_bytes(config: Config) -> int:
     cell = with_task_defaults(config.cell).with_settings(model=model)
     vocab = model.vocab or planning_task(config.model_copy(update={"cell": cell})).vocab
 
+    # Every (B_p, n) of the sweep; a cell has several where its B_p or n may change.
+    pairs = sorted({pair for plan in plan_cells(config.sweep) for pair in plan.pairs})
     # What is saved depends on the policy and the recipe alone: mesh, backend and memory are any.
     budget = DeviceBudget(
         cell,
-        pairs=sorted({pair for one in plan_cells(config.sweep) for pair in one.pairs}),
+        pairs=pairs,
         mesh=MeshShape(),
         policy=describe_sizes(model, vocab),
         sampling=SamplingPlan(),

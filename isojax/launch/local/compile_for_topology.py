@@ -27,7 +27,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import device_budget
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_sizes
-from isojax.launch.display import console
+from isojax.launch.display import print_text
 from isojax.launch.local.compiled_times import compiled_times
 from isojax.launch.local.topology_plan import (
     AbstractTask,
@@ -193,7 +193,7 @@ def compile_for_topology(config: Config, topology: str, price: float | None = No
     config, devices, budget = topology_budget(config, topology)
     kind = devices[0].device_kind
     plan = TopologyPlan(config, SliceDevices(kind, len(devices)), budget)
-    console.print(f"{config.name} on {describe_slice(plan, topology)}")
+    print_text(f"{config.name} on {describe_slice(plan, topology)}")
     confirmed = confirm_sizes(config, budget, larger_topologies(topology, len(devices)))
 
     sweep = confirmed.sweep
@@ -245,7 +245,7 @@ def confirm_sizes(
     # program that it has found to fit is compiled again only where its estimate has grown.
     confirmed_bytes = dict[str, int]()
     for _ in range(MAX_COMPILATIONS):
-        console.print(f"compiling with {format_sizes(sweep)}")
+        print_text(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [
             name
             for name, size in memory.program_bytes.items()
@@ -266,7 +266,7 @@ def confirm_sizes(
             name: program.peak_bytes + memory.resident_bytes(name)
             for name, program in compiled.items()
         }
-        console.print(usage_table(needed, memory, budget.device_memory))
+        print_text(usage_table(needed, memory, budget.device_memory))
         over = {name: size for name, size in needed.items() if size > budget.device_memory}
         if not over:
             hlo = {name: program.hlo for name, program in compiled.items()}

@@ -8,7 +8,7 @@ import jax
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.launch.device_budget import format_sizes, suggest_fit
-from isojax.launch.display import console
+from isojax.launch.display import print_text
 from isojax.launch.local.compile_for_topology import first_line, program_peak, usage_table
 from isojax.launch.local.setup import SweepSetup
 from isojax.train.programs import SweepPrograms
@@ -36,7 +36,7 @@ def compile_here(setup: SweepSetup) -> None:
     # By name, each with the shapes of its arguments, such as a table of so many problems.
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
 
-    console.print(f"compiling with {format_sizes(config.sweep)}")
+    print_text(f"compiling with {format_sizes(config.sweep)}")
     memory = budget.estimate(config.sweep)
     needed = {}  # by program, bytes of a device while it runs: its own, and what a run holds then
     for name, (program, arguments) in main_programs.items():
@@ -46,7 +46,7 @@ def compile_here(setup: SweepSetup) -> None:
             raise RunFailed(f"the compiler fails at {name}: {first_line(e)}.") from e
         needed[name] = of_program + memory.resident_bytes(name)
 
-    console.print(usage_table(needed, memory, budget.device_memory))
+    print_text(usage_table(needed, memory, budget.device_memory))
     if max(needed.values()) > budget.device_memory:
         # Twice, four or eight times as many devices are suggested; more of a CPU's, which share its
         # memory, are no help.

@@ -18,7 +18,8 @@ import numpy as np
 from isojax.launch.hlo_cycles import HloArray, Operation
 from isojax.launch.time_estimate import DeviceRates
 from isojax.models.kernels.splash import BLOCK_SIZES
-from isojax.models.kernels.tpu_decode import cache_layout, is_transposed, live_blocks
+from isojax.models.kernels.tpu_cache_blocks import is_transposed
+from isojax.models.kernels.tpu_decode import cache_layout, live_blocks
 from isojax.models.kernels.tpu_experts import core_count, step_count
 from isojax.models.kernels.tpu_grouped import tile_sizes
 

@@ -26,6 +26,7 @@ from isojax.core.errors import DeadStart, InputError, RunFailed, is_out_of_memor
 from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
 from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
+from isojax.launch.cell_failures import raise_cell_failures
 from isojax.launch.checkpoint_plan import (
     CheckpointPlan,
     fit_to_disk,
@@ -33,7 +34,7 @@ from isojax.launch.checkpoint_plan import (
     plan_checkpoints,
 )
 from isojax.launch.device_budget import format_bytes
-from isojax.launch.display import Display, console, print_plan
+from isojax.launch.display import Display, print_plan, print_text, silence
 from isojax.launch.idle_starts import count_start
 from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.compile_here import compile_here
@@ -51,7 +52,8 @@ from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, refuse_sam
 from isojax.launch.prompt_date import describe_date
 from isojax.launch.resume import BASE_FOLDER, print_remaining
 from isojax.launch.status_file import lost_output_recorded
-from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
+from isojax.launch.strategies import CellTarget
+from isojax.launch.strategy import training_rounds
 from isojax.rl.algorithm import describe_algorithm
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
@@ -89,7 +91,7 @@ def launch(
     start_jax(config)
     with join_processes(process_group):
         is_primary = multiprocess.is_primary()
-        console.quiet = not is_primary
+        silence(not is_primary)
         if not dry_run:
             share_mirror(working_folder(config.run.dir, config.name))
         # A dry run may look into a folder that holds a run.
@@ -131,15 +133,15 @@ def _print_plan(setup: SweepSetup, is_dry_run: bool, resume: bool) -> None:
         forecast = forecast_sweep(config, cells, budget, devices, has_labels, checkpoints)
     print_plan(config, cells, setup.folder, devices.description, budget, forecast)
     if checkpoints is not None:
-        console.print(_describe_checkpoints(checkpoints, setup), markup=False)
-    console.print(describe_algorithm(config.cell.rl), markup=False)
+        print_text(_describe_checkpoints(checkpoints, setup))
+    print_text(describe_algorithm(config.cell.rl))
     for line in describe_samplers(config, setup.programs[0]):
-        console.print(line, markup=False)
+        print_text(line)
     date_line = describe_date(config.cell)
     if date_line:
-        console.print(date_line, markup=False)
+        print_text(date_line)
     if setup.task.stops.has_turns:
-        console.print(describe_turns(config.cell), markup=False)
+        print_text(describe_turns(config.cell))
     if is_dry_run:
         print_remaining(config, setup.folder, resume)
     print_warnings(setup.task)

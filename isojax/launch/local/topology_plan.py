@@ -21,7 +21,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.launch import device_budget
 from isojax.launch.checkpoint_plan import plan_checkpoints
 from isojax.launch.device_budget import DeviceBudget, fit_to_memory, format_bytes
-from isojax.launch.display import Rent, console, print_plan
+from isojax.launch.display import Rent, print_plan, print_text
 from isojax.launch.forecast import forecast_sweep_times, label_rollouts
 from isojax.launch.measured_rates import measured_rates
 from isojax.launch.memory_model import plan_sampling
@@ -39,8 +39,8 @@ from isojax.models.hf import hf_load
 from isojax.rl.algorithm import describe_algorithm
 from isojax.rl.recipe_checks import check_algorithm
 from isojax.tasks.context_limit import describe_excess
+from isojax.tasks.device_tasks import device_task_of
 from isojax.tasks.protocol import StopConditions
-from isojax.tasks.task import build_device_task, build_task
 from isojax.tasks.task_defaults import with_task_defaults
 from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.label_settings import problems_have_labels
@@ -196,7 +196,7 @@ def plan_topology(config: Config, topology: str, devices: SliceDevices) -> Topol
     if config.run.mesh == "auto":
         mesh = device_budget.fewest_devices_that_fit(config.sweep, budget, devices.count)
         if mesh is not None and mesh.devices > 1:
-            console.print(f"a chip alone is too small: planned with --mesh {mesh}")
+            print_text(f"a chip alone is too small: planned with --mesh {mesh}")
             budget = replace(budget, mesh=mesh)
             config = config.with_settings(run={"mesh": str(mesh)})
     return TopologyPlan(config, devices, budget)
@@ -209,7 +209,7 @@ def planning_model(model: ModelConfig) -> ModelConfig:
     """
     # A config with a vocabulary has the whole shape: no folder is needed for it.
     if model.path and model.vocab and not os.path.isdir(model.path):
-        console.print(
+        print_text(
             f"{model.path} is not on this machine: the plan takes the model's shape from the config"
         )
         model = model.model_copy(update={"path": None})
@@ -221,8 +221,9 @@ def planning_task(config: Config) -> Any:
 
     InputError where nothing says the vocabulary of a text task.
     """
-    if build_device_task(config.cell.task) is not None:
-        return build_task(config.cell)
+    on_device = device_task_of(config.cell)
+    if on_device is not None:
+        return on_device
 
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:
@@ -351,11 +352,11 @@ def print_topology_plan(
     folder = f"{config.run.dir}/{config.name}"
     rent = Rent(devices.chips, "chip", price)
     print_plan(config, cells, folder, description, budget, forecast, rent)
-    console.print(checkpoints.describe(), markup=False)
+    print_text(checkpoints.describe())
 
-    console.print(describe_algorithm(config.cell.rl), markup=False)
+    print_text(describe_algorithm(config.cell.rl))
     if planning_task(config).stops.has_turns:
-        console.print(describe_turns(config.cell), markup=False)
+        print_text(describe_turns(config.cell))
     model_path = config.cell.model.path  # None where it is not on this machine
     if model_path:
         excess = describe_excess(Path(model_path), config.cell.sampling)

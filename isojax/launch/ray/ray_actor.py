@@ -21,7 +21,7 @@ from isojax.launch.packing.pack_file import unpack
 from isojax.launch.packing.pack_plan import with_plugin_folders_here
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray.process_status import StatusCollector, StatusUpdate
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 

@@ -21,6 +21,7 @@ from isojax.core.machine import cores
 from isojax.core.registry import import_extra
 from isojax.core.terminal import note, warn
 from isojax.launch import strategy
+from isojax.launch.cell_failures import raise_cell_failures
 from isojax.launch.display import Display, print_cells, print_line
 from isojax.launch.idle_starts import count_start
 from isojax.launch.packing.pack_file import pack_bytes
@@ -124,7 +125,7 @@ def launch(
                     pack = ray.put(pack_bytes(plan))
                     config = with_host_paths_in(plan.config, os.getcwd())
                 failures = RayScheduler(ray, config, cells, folder, spec, display, pack).run()
-            strategy.raise_cell_failures(failures, len(cells), folder)
+            raise_cell_failures(failures, len(cells), folder)
     return folder
 
 

@@ -25,7 +25,7 @@ from isojax.launch.ray.placement import (
 )
 from isojax.launch.ray.process_status import StatusUpdate, WorkerLost
 from isojax.launch.ray.ray_actor import RayActor
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 
 # Seconds:
 POLL_SECONDS = 0.5  # between two looks at pending calls

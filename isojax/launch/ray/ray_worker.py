@@ -22,7 +22,7 @@ from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray.process_status import TOKEN_FILE, StatusCollector, WorkerLost
 from isojax.launch.ray.sampler_process import sampling
-from isojax.launch.strategy import CellTarget
+from isojax.launch.strategies import CellTarget
 from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
 from isojax.runs.storage import FolderLocked, exclusive_lock
 from isojax.train.base_policy import BasePolicy

@@ -29,7 +29,8 @@ from isojax.launch.ray.process_status import TOKEN_FILE, StatusUpdate, WorkerLos
 from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.status_file import CellStatus, driver_status, write_status
-from isojax.launch.strategy import CellTarget, training_rounds
+from isojax.launch.strategies import CellTarget
+from isojax.launch.strategy import training_rounds
 from isojax.runs.mirror import refresh
 from isojax.runs.storage import run_in_thread
 

@@ -214,35 +214,35 @@ def _agreed_theta(
     """Return the theta of the file; InputError where it has several.
 
     `sections`: those of SECTIONS that the file has, as `_read_section` returns them."""
-    places = {}  # where it is -> theta
+    thetas = {}  # location -> theta
     for key, section in sections.items():
         if "rope_theta" in section:
-            places[key] = read_number(section, "rope_theta", key)
+            thetas[key] = read_number(section, "rope_theta", key)
     # a null that is the only theta is refused by `read_number`
-    if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not places):
+    if "rope_theta" in config_json and (config_json["rope_theta"] is not None or not thetas):
         top = read_number(config_json, "rope_theta")
         # Without theta, rope_scaling is what transformers 4 wrote, and its theta is the one at the
         # top. Else the default at the top may be what it has added to a file of transformers 5.
-        belongs_to_scaling = "rope_scaling" in sections and "rope_scaling" not in places
+        belongs_to_scaling = "rope_scaling" in sections and "rope_scaling" not in thetas
         may_be_added = top == DEFAULT_THETA and not belongs_to_scaling
-        if not may_be_added or not places:
-            places["the top"] = top
+        if not may_be_added or not thetas:
+            thetas["the top"] = top
 
-    if len(set(places.values())) > 1:
-        listed = " and ".join(f"{theta:,.12g} in {place}" for place, theta in places.items())
+    if len(set(thetas.values())) > 1:
+        listed = " and ".join(f"{theta:,.12g} in {location}" for location, theta in thetas.items())
         raise InputError(
             where="config.json",
             found=f"rope_theta = {listed}".replace("in the top", "at the top"),
             fix=KEEP_ONE,
         )
-    return next(iter(places.values()), DEFAULT_THETA)
+    return next(iter(thetas.values()), DEFAULT_THETA)
 
 
 def _agreed_section(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """Return the key and the section, which has no theta; ("", {}) where there is none.
+    """Return the key and the section, without its theta; ("", {}) where there is none.
 
-    `sections`: as in `_agreed_theta`. Where there are both, they must agree in all but theta, else
-    InputError."""
+    `sections`: rope_scaling and rope_parameters, those that the file has. Where it has both, they
+    must agree in all but theta, else InputError."""
     contents = {}
     for key, section in sections.items():
         contents[key] = {name: value for name, value in section.items() if name != "rope_theta"}

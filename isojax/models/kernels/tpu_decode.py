@@ -24,10 +24,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from isojax.models.kernels import tpu_cache_blocks
+from isojax.models.kernels.tpu_cache_blocks import TILE_WIDTH, is_transposed
+
 MASKED_SCORE = -1e30
-TILE_WIDTH = 128  # of a vector register
-# of 128 positions in a block, whichever number is the most that divides the cache
-MAX_BLOCK_UNITS = 4
 MAX_GROUP_SLOTS = 16
 # of the blocks of a group's keys and values, each held twice; a kernel has 16 MiB on v5e
 BUFFER_BYTES = 8 << 20
@@ -60,21 +60,6 @@ class LiveBlocks(NamedTuple):
     steps: Int[Array, " cores"]
 
 
-def is_transposed(head_dim: int) -> bool:
-    """Whether a cache for this kernel has keys and values [H, C], else [C, H]."""
-    return head_dim % TILE_WIDTH != 0
-
-
-def pad_to_blocks(positions: int) -> int:
-    """Return the next number of positions that divides into blocks.
-
-    A multiple of 128; above 512 of 384 or 512, so that blocks are 3 or 4 units of 128."""
-    units = -(-positions // TILE_WIDTH)
-    while units > MAX_BLOCK_UNITS and units % 3 and units % 4:
-        units += 1
-    return TILE_WIDTH * units
-
-
 def _largest_divisor(number: int, limit: int) -> int:
     return max(d for d in range(1, max(limit, 1) + 1) if number % d == 0)
 
@@ -90,7 +75,7 @@ def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
     item_bytes = keys.dtype.itemsize
 
     units = keys.shape[4 if transposed else 3] // TILE_WIDTH  # of 128 positions, all of C
-    block_units = _largest_divisor(units, MAX_BLOCK_UNITS)
+    block_units = _largest_divisor(units, tpu_cache_blocks.MAX_BLOCK_UNITS)
     cores = _largest_divisor(R, MAX_CORES)
 
     # keys and values, each twice: a block is read while the one before it is attended to

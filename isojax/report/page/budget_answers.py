@@ -111,6 +111,7 @@ def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> BudgetAnswer 
     frontier, else of all. NoAnswer outside the measured range."""
     frontiers = {view.B_p: view.frontier for view in frontier_views(fit)}
     frontier = frontiers.get(B_p, fit.joint.frontier)
+    # A budget at an end of the frontier may miss it by rounding.
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
         return NoAnswer(C, "C is outside the measured frontier; fit in rollouts to look beyond it.")
 

@@ -180,16 +180,19 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
     """Sample one job after the other, until training ends; raises what has ended it.
 
     It is what a process of the sampler does. shapes: of the parameters as they are sent. is_graded:
-    whether the trainer's processes grade responses, and so are sent each that is finished.
+    whether the trainer's processes grade responses, and so are sent each that is finished. A job's
+    `number` goes with every message, so that the trainer can drop those of former jobs.
     """
 
     def send_finished(
         number: int, batch: int, rollouts: np.ndarray, responses: list[np.ndarray]
     ) -> None:
+        # to the one process of the trainer that grades what this process samples
         role.own_peer.send(("finished", number, batch, rollouts, responses))
 
     def send_batch(number: int, worker: RolloutWorker, batch: int, sampled: SampledBatch) -> None:
         on_host = sampled._replace(rollouts=jax.device_get(sampled.rollouts))
+        # to each of the trainer's processes that waits for whole batches of this one
         for link in role.partners:
             link.send(("sampled", number, batch, on_host, worker.busy_seconds))
 

@@ -242,7 +242,9 @@ class RolloutWorker:
     def _count_tokens(self, outputs: ChunkOutputs) -> None:
         """Count the tokens that a chunk has drawn, by batch, as tokens of the present weights.
 
-        outputs: arrays [S R ...] of all slots. Reads and replaces `previous_slots`.
+        outputs: arrays [S R ...] of all slots, R on each of S shards. Reads and replaces
+        `previous_slots`, i32[2 S R]: each slot's row (-1 where its rollout has finished) and length
+        after the chunk before.
         """
         previous_rows, previous_lengths = self.previous_slots
         # A rollout that was in its slot before the chunk had some tokens by then.

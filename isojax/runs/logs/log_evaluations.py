@@ -176,8 +176,8 @@ def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]
         match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
         return [int(match[1]) if match else 0] * len(evaluated)
 
-    # In the row that has the counts, where a step has one, else in the step's first row. The arrays
-    # are int[evaluated], indices of rows.
+    # In the row that has the counts, or an empty cell for them (`blank_rows`), where a step has
+    # one, else in the step's first row. The arrays are int[evaluated], indices of rows.
     rows = np.searchsorted(steps.step_of_row, evaluated)
     if "counts" in steps.fields:
         counts = steps.fields["counts"]

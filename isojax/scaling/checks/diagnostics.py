@@ -9,7 +9,7 @@
   which makes the lead look larger than it is."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -36,7 +36,12 @@ from isojax.scaling.result import (
     SegmentRow,
     TiedRange,
 )
-from isojax.scaling.tracks import TracksByCell, evaluations_by_target, group_by
+from isojax.scaling.tracks import (
+    SharedEvaluations,
+    TracksByCell,
+    evaluations_by_target,
+    group_by,
+)
 
 TIE_LEVEL = 0.9  # an n leads alone where it is best in this share of the draws
 TIE_POINTS = 40  # values of C at which ties are sought
@@ -56,6 +61,8 @@ def segment_evidence(
     ]
     all_points = [p for seeds in cells.values() for track in seeds for p in track.run.points]
     has_counts = all(p.counts for p in all_points)
+    leading_cells = {(s.B_p, s.n) for s in frontier.stretches}
+    evaluations_of_cell = {cell: evaluations_by_target(cells[cell]) for cell in leading_cells}
 
     segments = []
     for i, stretches in enumerate(stretches_by_n):
@@ -69,7 +76,7 @@ def segment_evidence(
         C_low = stretches[0].C_low
         C_high = stretches[-1].C_high
         longest_stretch = max(stretches, key=lambda s: s.C_high / s.C_low)
-        segment_lead = _best_lead(stretches, neighbours, cells, metric)
+        segment_lead = _best_lead(stretches, neighbours, evaluations_of_cell, metric)
         segment = SegmentRow(
             n=longest_stretch.n,
             B_p=longest_stretch.B_p,
@@ -111,7 +118,7 @@ class _LeadAtC(NamedTuple):
 def _best_lead(
     stretches: Sequence[FrontierStretch],
     neighbours: Sequence[NeighbourCell],
-    cells: TracksByCell,
+    evaluations_of_cell: Mapping[tuple[int, int], Mapping[int, SharedEvaluations]],
     metric: str,
 ) -> _SegmentLead:
     """How far the leading cells of one segment were above the neighbouring cells, at best.
@@ -124,15 +131,16 @@ def _best_lead(
     The leads are None where there is no such target, or where evaluations have no counts of right
     answers per problem, without which they cannot be paired. measured_for_neighbours: whether there
     is a common target, with or without counts. stretches: those of the segment, by rising C;
-    neighbours: the cells that lead just before and after it; cells: the runs by (B_p, n)."""
+    neighbours: the cells that lead just before and after it; evaluations_of_cell: of each (B_p, n)
+    that leads somewhere, its evaluations by target."""
     if not neighbours:
         return _SegmentLead(measured_for_neighbours=False)
 
-    rivals = [evaluations_by_target(cells[cell.B_p, cell.n]) for cell in neighbours]
+    rivals = [evaluations_of_cell[cell.B_p, cell.n] for cell in neighbours]
     leads: list[_LeadAtC] = []
     has_common_target = False
     for stretch in stretches:
-        leader = evaluations_by_target(cells[stretch.B_p, stretch.n])
+        leader = evaluations_of_cell[stretch.B_p, stretch.n]
         for target, evaluations in leader.items():
             C = evaluations.C
             # 1e-9: a stretch may begin or end at an evaluation, but for rounding.

@@ -151,7 +151,7 @@ def flag_sentences(health: RunHealth) -> list[str]:
 
 def _training_metric(run: RunRecord, key: str) -> TrainingMetric:
     """The training metric of this name, such as "entropy"; without points where none has it."""
-    points = [p for p in run.points if math.isfinite(p.train.get(key, math.nan))]
+    points = [p for p in run.points if key in p.train and math.isfinite(p.train[key])]
     return TrainingMetric(np.array([p.train[key] for p in points]), [p.rollouts for p in points])
 
 
@@ -301,6 +301,8 @@ def _nonfinite(run: RunRecord) -> Iterator[HealthFlag]:
     Single updates that were skipped for that, up to MAX_NONFINITE_SHARE, do not count: they left
     the policy as it was."""
     for p in run.points:
+        if not p.train:  # as in a log of rewards alone
+            continue
         reasons = [
             f"{key} is not finite"
             for key in ("loss", "grad_norm")
@@ -328,8 +330,10 @@ def _sampler_mismatch(run: RunRecord) -> Iterator[HealthFlag]:
     In asynchronous runs, where an older policy samples, that is no fault."""
     gap = _training_metric(run, "sampler_logp_gap")
     C = gap.set_in(np.abs(gap.values) > MAX_SAMPLER_LOGP_GAP)
+    if C is None:
+        return
     sampled_by_older_policy = any(p.train.get("staleness_mean", 0) > 0 for p in run.points)
-    if C is None or sampled_by_older_policy:
+    if sampled_by_older_policy:
         return
 
     mean_gap = np.mean(np.abs(gap.values[gap.C.index(C) :]))

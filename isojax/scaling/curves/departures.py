@@ -12,16 +12,26 @@ adds to PRIOR_SHARE of the best gain in the size of the departures that every dr
 data (PosteriorSamples.departure_sd)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
+from isojax.core.nouns import Interval
+from isojax.scaling.curves.condensed_runs import bin_indices, condense_run
 from isojax.scaling.curves.hill import STRETCHED_TAIL, curve_reward, progress_gradient
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION, SweepEstimate
 from isojax.scaling.evaluation_noise import noise_sd
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import HILL_TAIL, ForecastTrial, ResidualCorrection
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, select_points
+from isojax.scaling.tracks import (
+    FloatArray,
+    RunTrack,
+    TracksByCell,
+    as_float64,
+    select_points,
+)
 
 # A peak has to gain this much of twice the log likelihood, and its fall has to be this many
 # standard errors steep.
@@ -29,6 +39,7 @@ MIN_PEAK_GAIN = 14.0
 MIN_FALL_Z = 3.3
 MIN_POINTS_AFTER_PEAK = 4
 GRID_EXPONENTS = (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2)
+RIDGE = 1e-9  # keeps a gain or a fall that no point shows from being infinite
 
 CORRELATION_DECADES = 0.3
 AMPLITUDES = (0.003, 0.005, 0.008, 0.012, 0.018, 0.025, 0.035, 0.05)
@@ -36,6 +47,10 @@ MIN_CORRECTION_GAIN = 10.0  # of twice the log likelihood, for one fitted number
 # less is rounding, and two seeds at one C would make the covariance singular
 MIN_EVALUATION_SD = 1e-6
 KNOT_DECADES = 0.2
+# Residuals of a cell, all seeds together, from which on means of them are taken, and of how many
+# parts of its range in log C.
+MAX_CORRECTION_POINTS = 256
+CORRECTION_BINS = 96
 
 MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
@@ -49,67 +64,128 @@ ROUNDING = 1e-9  # of reward: where no reward has noise, an error of this size i
 def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
     """log10 C where the cell's reward starts to fall, or None; base_reward is that at C = 0, None:
     the lowest seen."""
-    rewards_by_run = [t.R[t.C > 0] for t in seeds]
-    log10_C = np.concatenate([np.log10(t.C[t.C > 0]) for t in seeds])
-    rewards = np.concatenate(rewards_by_run)
+    points = _cell_points(seeds, base_reward)
+    log10_C = points.log10_C
     if len(log10_C) < 3 * MIN_POINTS_AFTER_PEAK + len(seeds):
         return None
-    run_one_hot = np.repeat(np.eye(len(seeds)), [len(r) for r in rewards_by_run], axis=0)
-    rewards_above_floor = rewards - (
-        base_reward if base_reward is not None else float(rewards.min())
-    )
+
     candidates = np.quantile(np.unique(log10_C), np.linspace(0.3, 0.9, 16))
     candidates = np.unique(
         candidates[[(log10_C > c).sum() >= MIN_POINTS_AFTER_PEAK for c in candidates]]
     )
-    tails = (HILL_TAIL, STRETCHED_TAIL)
-    rss_without_peak = min(
-        _best_grid_fit(tail, log10_C, rewards_above_floor, run_one_hot, None)[0] for tail in tails
-    )
-    peak_fits = [
-        (*_best_grid_fit(tail, log10_C, rewards_above_floor, run_one_hot, peak), peak)
-        for peak in candidates
-        for tail in tails
-    ]
+    grids = [_curve_grid(tail, log10_C) for tail in (HILL_TAIL, STRETCHED_TAIL)]
+    rss_without_peak = min(_best_grid_fit(grid, points, None).rss for grid in grids)
+    peak_fits = [_best_grid_fit(grid, points, peak) for peak in candidates for grid in grids]
     if not peak_fits:
         return None
-    rss, fall, fall_variance, peak = min(peak_fits, key=lambda f: f[0])
-    noise_variance = max(noise_sd(rewards_by_run) ** 2, 1e-18)
-    residual_variance = max(noise_variance, rss / max(1, len(log10_C) - 4 - len(seeds)))
+
+    best = min(peak_fits, key=lambda fit: fit.rss)
+    noise_variance = max(noise_sd([t.R[t.C > 0] for t in seeds]) ** 2, 1e-18)
+    degrees_of_freedom = max(1.0, float(points.count.sum()) - 4 - len(seeds))
+    residual_variance = max(noise_variance, best.rss / degrees_of_freedom)
     is_significant = (
-        fall > MIN_FALL_Z * np.sqrt(fall_variance * residual_variance)
-        and rss_without_peak - rss > MIN_PEAK_GAIN * residual_variance
+        best.fall > MIN_FALL_Z * np.sqrt(best.fall_variance * residual_variance)
+        and rss_without_peak - best.rss > MIN_PEAK_GAIN * residual_variance
     )
-    return float(peak) if is_significant else None
+    return best.peak if is_significant else None
 
 
-def _best_grid_fit(
-    tail: float,
-    log10_C: FloatArray,
-    rewards_above_floor: FloatArray,
-    run_one_hot: FloatArray,
-    peak: float | None,
-) -> tuple[float, float, float]:
-    """(residual sum of squares, fall per decade, its variance for unit noise) of the best curve of
-    a grid."""
+@dataclass(frozen=True)
+class _CellPoints:
+    """The evaluations of a cell at C > 0, condensed, run after run."""
+
+    log10_C: FloatArray  # [points]
+    reward: FloatArray  # [points], above the base policy's
+    count: FloatArray  # [points], the evaluations of each point
+    run_starts: NDArray[np.intp]  # [runs], the first point of each run
+    scatter: float  # the sum of squares of the evaluations around their points
+
+    def sum_by_run(self, values: FloatArray) -> FloatArray:
+        """float[..., points] -> float[..., runs], each evaluation counted."""
+        return as_float64(np.add.reduceat(values * self.count, self.run_starts, axis=-1))
+
+
+def _cell_points(seeds: Sequence[RunTrack], base_reward: float | None) -> _CellPoints:
+    runs = [condense_run(t.C, t.R).trained() for t in seeds]
+    runs = [run for run in runs if len(run.x)]
+    rewards = np.concatenate([run.y for run in runs])
+    count = np.concatenate([run.count for run in runs])
+    scatter = np.concatenate([run.scatter for run in runs])
+    ends = np.cumsum([len(run.x) for run in runs])
+    return _CellPoints(
+        log10_C=np.concatenate([run.x for run in runs]),
+        reward=rewards - (float(rewards.min()) if base_reward is None else base_reward),
+        count=count,
+        run_starts=np.concatenate([[0], ends[:-1]]),
+        scatter=float((count * scatter).sum()),
+    )
+
+
+@dataclass(frozen=True)
+class _GridFit:
+    """The best curve of a grid, with a gain for each run and, where there is a peak, one fall."""
+
+    rss: float  # residual sum of squares, of all evaluations
+    peak: float | None  # log10 C
+    fall: float = 0.0  # per decade beyond the peak
+    fall_variance: float = 0.0  # for unit noise
+
+
+@dataclass(frozen=True)
+class _CurveGrid:
+    """Curves of one tail, from which the best is taken."""
+
+    tail: float
+    mids: FloatArray  # [grid, 1], log10 C_mid
+    ln_exponents: FloatArray  # [grid, 1]
+    progress: FloatArray  # [grid, points], of each curve at the points of a cell
+
+    def progress_at(self, log10_C: FloatArray) -> FloatArray:
+        return progress_gradient(log10_C, self.mids, self.ln_exponents, self.tail)[0]
+
+
+def _curve_grid(tail: float, log10_C: FloatArray) -> _CurveGrid:
+    """The grid for points at log10_C, float[points]."""
     mid_grid = np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18)
-    mids, ln_exponents = np.meshgrid(mid_grid, np.log(GRID_EXPONENTS), indexing="ij")
-    log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
-    # [grid, points]
-    s = progress_gradient(log10_C_capped, mids.reshape(-1, 1), ln_exponents.reshape(-1, 1), tail)[0]
-    design = s[:, :, None] * run_one_hot  # a gain for each run, and one fall
+    mids, ln_exponents = (
+        of_grid.reshape(-1, 1)
+        for of_grid in np.meshgrid(mid_grid, np.log(GRID_EXPONENTS), indexing="ij")
+    )
+    # the runs of a cell are mostly evaluated at the same C
+    distinct, index = np.unique(log10_C, return_inverse=True)
+    progress = progress_gradient(distinct, mids, ln_exponents, tail)[0][:, index]
+    return _CurveGrid(tail, mids, ln_exponents, progress)
+
+
+def _best_grid_fit(grid: _CurveGrid, points: _CellPoints, peak: float | None) -> _GridFit:
+    """By least squares for every curve of the grid, whose normal matrix is an arrow: each run has
+    its own gain, and only the fall belongs to all."""
+    log10_C = points.log10_C
+    s = grid.progress  # [grid, points]
     if peak is not None:
-        fall = np.broadcast_to(-np.maximum(log10_C - peak, 0)[:, None], (*s.shape, 1))
-        design = np.concatenate([design, fall], axis=2)
-    normal_matrix = np.einsum("gpi,gpj->gij", design, design) + 1e-9 * np.eye(design.shape[2])
-    normal_rhs = np.einsum("gpi,p->gi", design, rewards_above_floor)
-    coefficients = np.linalg.solve(normal_matrix, normal_rhs[..., None])[..., 0]
-    rss = (rewards_above_floor**2).sum() - (coefficients * normal_rhs).sum(1)
+        s = np.where(log10_C > peak, grid.progress_at(np.array([peak])), s)
+
+    gain_precision = points.sum_by_run(s * s) + RIDGE  # [grid, runs]
+    gain_rhs = points.sum_by_run(s * points.reward)
+    total = float(points.sum_by_run(points.reward**2).sum()) + points.scatter
+    rss = total - (gain_rhs**2 / gain_precision).sum(1)
+    if peak is None:
+        return _GridFit(float(rss.min()), None)
+
+    # With the gains eliminated, one equation is left for the fall.
+    beyond = -np.maximum(log10_C - peak, 0)
+    cross = points.sum_by_run(s * beyond)
+    fall_precision = float(points.sum_by_run(beyond**2).sum()) + RIDGE
+    fall_precision = fall_precision - (cross**2 / gain_precision).sum(1)
+    fall_rhs = float(points.sum_by_run(beyond * points.reward).sum())
+    fall_rhs = fall_rhs - (cross * gain_rhs / gain_precision).sum(1)
+    rss = rss - fall_rhs**2 / fall_precision
     best = int(rss.argmin())
-    return (
-        float(rss[best]),
-        float(coefficients[best, -1]),
-        float(np.linalg.inv(normal_matrix[best])[-1, -1]),
+    return _GridFit(
+        rss=float(rss[best]),
+        peak=float(peak),
+        fall=float(fall_rhs[best] / fall_precision[best]),
+        fall_variance=float(1 / fall_precision[best]),
     )
 
 
@@ -121,22 +197,52 @@ def fit_corrections(
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)
     evaluation_sd = max(evaluation_sd, MIN_EVALUATION_SD)
+    cells = [_residual_means(x, r) for x, r in zip(log10_C, residuals, strict=True)]
+
     gains = np.zeros(len(AMPLITUDES))
-    for x, r in zip(log10_C, residuals, strict=True):
-        eigenvalues, eigenvectors = np.linalg.eigh(_correlation(x, x))
-        squared_projections = ((eigenvectors.T @ r) / evaluation_sd) ** 2
-        signal_to_noise = (
-            np.outer(np.square(AMPLITUDES), np.maximum(eigenvalues, 0)) / evaluation_sd**2
-        )
+    for cell in cells:
+        # Divided by its standard deviation, each mean has unit noise.
+        noise = evaluation_sd / np.sqrt(cell.count)
+        correlation = _correlation(cell.log10_C, cell.log10_C) / np.outer(noise, noise)
+        eigenvalues, eigenvectors = np.linalg.eigh(correlation)
+        squared_projections = (eigenvectors.T @ (cell.residual / noise)) ** 2
+        signal_to_noise = np.outer(np.square(AMPLITUDES), np.maximum(eigenvalues, 0))
         explained = squared_projections * signal_to_noise / (1 + signal_to_noise)
         gains += (explained - np.log1p(signal_to_noise)).sum(1)
     if gains.max() < MIN_CORRECTION_GAIN:
         return [None] * len(log10_C)
+
     amplitude = AMPLITUDES[int(gains.argmax())]
-    return [
-        _posterior_correction(x, r, amplitude, evaluation_sd)
-        for x, r in zip(log10_C, residuals, strict=True)
-    ]
+    return [_posterior_correction(cell, amplitude, evaluation_sd) for cell in cells]
+
+
+@dataclass(frozen=True)
+class _ResidualMeans:
+    """The residuals of a cell, or means of many at about one C."""
+
+    log10_C: FloatArray  # [points]
+    residual: FloatArray  # [points]
+    count: FloatArray  # [points], the evaluations of each
+    log10_C_range: Interval  # of all residuals
+
+
+def _residual_means(log10_C: FloatArray, residuals: FloatArray) -> _ResidualMeans:
+    """The residuals as they are or, of more than MAX_CORRECTION_POINTS, means of them.
+
+    Time grows with the cube of the number of points. A mean is over CORRECTION_BINS-ths of the
+    cell's range in log C, within which a correction hardly changes."""
+    log10_C_range = (float(log10_C.min()), float(log10_C.max()))
+    if len(log10_C) <= MAX_CORRECTION_POINTS:
+        return _ResidualMeans(log10_C, residuals, np.ones(len(log10_C)), log10_C_range)
+
+    bins = bin_indices(log10_C, CORRECTION_BINS)
+    count = np.bincount(bins).astype(np.float64)
+    return _ResidualMeans(
+        log10_C=np.bincount(bins, log10_C) / count,
+        residual=np.bincount(bins, residuals) / count,
+        count=count,
+        log10_C_range=log10_C_range,
+    )
 
 
 def _correlation(a: FloatArray, b: FloatArray) -> FloatArray:
@@ -145,16 +251,15 @@ def _correlation(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _posterior_correction(
-    log10_C: FloatArray, residuals: FloatArray, amplitude: float, evaluation_sd: float
+    cell: _ResidualMeans, amplitude: float, evaluation_sd: float
 ) -> ResidualCorrection:
-    knots = np.linspace(
-        log10_C.min(), log10_C.max(), max(2, int(np.ceil(np.ptp(log10_C) / KNOT_DECADES)) + 1)
-    )
+    log10_C = cell.log10_C
+    low, high = cell.log10_C_range
+    knots = np.linspace(low, high, max(2, int(np.ceil((high - low) / KNOT_DECADES)) + 1))
     cross_covariance = amplitude**2 * _correlation(knots, log10_C)
-    covariance = amplitude**2 * _correlation(log10_C, log10_C) + evaluation_sd**2 * np.eye(
-        len(log10_C)
-    )
-    solutions = np.linalg.solve(covariance, np.column_stack([residuals, cross_covariance.T]))
+    noise_variance = np.diag(evaluation_sd**2 / cell.count)
+    covariance = amplitude**2 * _correlation(log10_C, log10_C) + noise_variance
+    solutions = np.linalg.solve(covariance, np.column_stack([cell.residual, cross_covariance.T]))
     mean = cross_covariance @ solutions[:, 0]
     variance = amplitude**2 - np.einsum("kp,pk->k", cross_covariance, solutions[:, 1:])
     sd = np.sqrt(np.maximum(variance, 0.0))
@@ -213,12 +318,15 @@ def _trial_errors(
         return []
     draws, noise = estimate.draws, estimate.intervals
     errors, C_low = [], C_limit * np.sqrt(MAX_EXTRAPOLATION)
-    for j, key in enumerate(draws.keys):
+    for key in draws.keys:
         hidden = [(t.C[t.C > C_low], t.R[t.C > C_low]) for t in cells[key]]
         C, R = (np.concatenate(part) for part in zip(*hidden, strict=True))
         if not len(C):
             continue
-        predicted = draws.curves_at(C[:, None])[:, :, j].mean(0)  # [Q]
+        # The runs of a cell are mostly evaluated at the same C.
+        distinct_C, repeats = np.unique(C, return_counts=True)
+        curves = draws.for_cells([key]).curves_at(distinct_C[:, None])[:, :, 0]  # [C, Q]
+        predicted = repeats @ curves / len(C)
         seeds_hidden = sum(len(part) > 0 for part, _ in hidden)
         chance_variance = (
             predicted.var() + noise.noise_sd**2 / len(C) + noise.run_sd**2 / seeds_hidden

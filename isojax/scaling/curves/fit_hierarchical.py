@@ -7,7 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from isojax.scaling.curves.departures import find_peak, fit_corrections
-from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, progress_at_points
+from isojax.scaling.curves.hierarchical import (
+    PackedSweep,
+    SweepArrays,
+    pack_sweep,
+)
+from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.curves.posterior_draws import (
     CurvePosterior,
     mean_curve_residuals,
@@ -96,10 +101,17 @@ def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
     none."""
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
     log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
-    before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
-    return replace(
-        packed, data=replace(packed.data, weight=packed.data.weight * before_peak)
-    ), log10_C_peaks
+    data = _up_to(log10_C_peaks, packed.data)
+    condensed = data
+    if packed.condensed is not packed.data:
+        condensed = _up_to(log10_C_peaks, packed.condensed)
+    return replace(packed, data=data, condensed=condensed), log10_C_peaks
+
+
+def _up_to(log10_C_peaks: FloatArray, data: SweepArrays) -> SweepArrays:
+    """The points up to the peak of their cell, float[J]; the others have no weight."""
+    before_peak = data.x <= log10_C_peaks[:, None, None] + 1e-12
+    return replace(data, weight=data.weight * before_peak)
 
 
 def problem_contributions(
@@ -152,9 +164,7 @@ def _summarise_curve(
     A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
     has_point, has_peak = packed.data.weight[j] > 0, bool(np.isfinite(log10_C_peak))
-    progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][
-        has_point
-    ].max()
+    progress_reached = progress_gradient(packed.data.x[j][has_point], mid, lnB, tail)[0].max()
     determined = not has_peak and bool(progress_reached >= DETERMINED_PROGRESS)
     intervals = {}
     if shift is not None:

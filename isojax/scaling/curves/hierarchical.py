@@ -9,15 +9,23 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     gamma ~ N(gamma0, gamma_sd^2)               wide for the surface's level and slopes, narrow
                                                 for its roughness
 
-with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1
-loss. Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""
+with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. run_sd and the tau and gamma_sd
+of A are drawn too (plateau_scales.py). Outliers count by a soft-L1 loss. Dimensions: J cells, S
+seeds, P points of a run, K columns of the surface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from isojax.scaling.curves.condensed_runs import (
+    MAX_POINTS,
+    CondensedRun,
+    condense_run,
+    single_evaluations,
+)
 from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, base_reward
 
@@ -37,7 +45,10 @@ PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
 class SweepArrays:
     x: FloatArray  # [J, S, P], log10 C; -inf at C = 0
     y: FloatArray  # [J, S, P], rewards
-    weight: FloatArray  # [J, S, P], 1 where there is a point, 0 where there is none
+    # [J, S, P], the evaluations of each point: 1, or more in a condensed run; 0: no point
+    weight: FloatArray
+    # [J, S, P], the variance of a point's evaluations around the run's course; 0 of a single one
+    scatter: FloatArray
     X: FloatArray  # [J, 3, K], the surface's columns for (A, mid, lnB) of each cell
     x_low: float  # the range of x over all points at C > 0
     x_high: float
@@ -46,6 +57,16 @@ class SweepArrays:
     def trained(self) -> NDArray[np.bool_]:
         """bool[J, S, P], where there is a point at C > 0."""
         return (self.weight > 0) & np.isfinite(self.x)
+
+    @cached_property
+    def x_of_cells(self) -> FloatArray:
+        """float[J, 1, P], log10 C of the points of a cell, where its runs were evaluated at the
+        same C, as those of one sweep are; else x, float[J, S, P].
+
+        A cell's progress along its curve is then computed once for all its runs."""
+        x = self.x.max(axis=1, keepdims=True)
+        is_shared = (self.x == x) | (self.weight == 0)
+        return x if is_shared.all() else self.x
 
     @property
     def theta_bounds(self) -> tuple[FloatArray, FloatArray]:
@@ -66,7 +87,10 @@ class SurfacePrior:
 
 @dataclass(frozen=True)
 class PackedSweep:
-    data: SweepArrays
+    data: SweepArrays  # a point for each evaluation
+    # The same in at most condensed_runs.MAX_POINTS points a run: what is computed again and again
+    # takes these. `data` itself where no run has more.
+    condensed: SweepArrays
     # [J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out
     has_point: NDArray[np.bool_]
     prior: SurfacePrior
@@ -81,21 +105,49 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
     """The sweep as arrays; cells in rising order of (B_p, n)."""
     keys = sorted(cells)
     tracks = [list(cells[key]) for key in keys]
-    S, P = max(len(t) for t in tracks), max(len(t.C) for seeds in tracks for t in seeds)
-    x = np.full((len(keys), S, P), -np.inf)
-    y = np.zeros((len(keys), S, P))
-    weight = np.zeros((len(keys), S, P))
-    for j, seeds in enumerate(tracks):
-        for s, t in enumerate(seeds):
-            with np.errstate(divide="ignore"):
-                x[j, s, : len(t.C)] = np.log10(t.C)
-            y[j, s, : len(t.C)], weight[j, s, : len(t.C)] = t.R, 1.0
-    x_low, x_high = float(x[np.isfinite(x)].min()), float(x.max())
-    X, prior = surface_columns(keys, (x_low + x_high) / 2)
-    data = SweepArrays(x, y, weight, X, x_low, x_high)
     all_tracks = [t for seeds in tracks for t in seeds]
+    x_of_all = np.log10(np.concatenate([t.C[t.C > 0] for t in all_tracks]))
+    x_low, x_high = float(x_of_all.min()), float(x_of_all.max())
+    X, prior = surface_columns(keys, (x_low + x_high) / 2)
+
+    def pack(runs: list[list[CondensedRun]]) -> SweepArrays:
+        return SweepArrays(
+            x=_pad([[run.x for run in seeds] for seeds in runs], -np.inf),
+            y=_pad([[run.y for run in seeds] for seeds in runs], 0.0),
+            weight=_pad([[run.count for run in seeds] for seeds in runs], 0.0),
+            scatter=_pad([[run.scatter for run in seeds] for seeds in runs], 0.0),
+            X=X,
+            x_low=x_low,
+            x_high=x_high,
+        )
+
+    data = pack([[single_evaluations(t.C, t.R) for t in seeds] for seeds in tracks])
+    condensed = data
+    if max(len(t.C) for t in all_tracks) > MAX_POINTS:
+        condensed = pack([[condense_run(t.C, t.R) for t in seeds] for seeds in tracks])
+
     min_noise_sd = _unseen_noise_sd(np.concatenate([t.R for t in all_tracks]))
-    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward(all_tracks), min_noise_sd)
+    return PackedSweep(
+        data,
+        condensed,
+        has_point=data.weight > 0,
+        prior=prior,
+        keys=keys,
+        tracks=tracks,
+        base_reward=base_reward(all_tracks),
+        min_noise_sd=min_noise_sd,
+    )
+
+
+def _pad(values: Sequence[Sequence[FloatArray]], fill: float) -> FloatArray:
+    """float[J, S, P] of the values float[points] of each cell's seeds, with `fill` after them."""
+    S = max(len(seeds) for seeds in values)
+    P = max(len(of_run) for seeds in values for of_run in seeds)
+    padded = np.full((len(values), S, P), fill)
+    for j, seeds in enumerate(values):
+        for s, of_run in enumerate(seeds):
+            padded[j, s, : len(of_run)] = of_run
+    return padded
 
 
 def _unseen_noise_sd(rewards: FloatArray) -> float:
@@ -183,7 +235,12 @@ def progress_at_points(
     tail: float, data: SweepArrays, theta: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(s, ds/d mid, ds/d lnB), each float[J, S, P]; 0 at C = 0."""
-    return progress_gradient(data.x, theta[:, 1, None, None], theta[:, 2, None, None], tail)
+    mid, lnB = theta[:, 1, None, None], theta[:, 2, None, None]
+    s, ds_d_mid, ds_d_lnB = (
+        np.broadcast_to(values, data.x.shape)
+        for values in progress_gradient(data.x_of_cells, mid, lnB, tail)
+    )
+    return s, ds_d_mid, ds_d_lnB
 
 
 def predict_rewards(

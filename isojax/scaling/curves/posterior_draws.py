@@ -1,11 +1,13 @@
 """Draws of all curves, and each cell's mean curve: Hamiltonian Monte Carlo on the model of
 hierarchical.py, one chain per replicate, over v = (theta of every cell, R0), whitened by the
 curvature at the mode. e and gamma are integrated out exactly; the shape's tail is drawn by its
-probability. A run's points are averaged in at most BINS_PER_RUN bins of log C, and the change that
-this makes at the mode is subtracted."""
+probability, the standard deviations of plateaus from their posterior (plateau_scales.py). A run's
+points are averaged in at most BINS_PER_RUN bins of log C, and the change that this makes at the
+mode is subtracted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -16,12 +18,18 @@ from isojax.scaling.curves.hierarchical import (
     predict_rewards,
     robust_precision,
 )
-from isojax.scaling.curves.hill import LN10, curve_value, progress_and_slope, scaled_log_compute
+from isojax.scaling.curves.hill import (
+    LN10,
+    curve_value,
+    progress_and_slope,
+    progress_gradient,
+    scaled_log_compute,
+)
+from isojax.scaling.curves.plateau_scales import draw_plateau_scales
 from isojax.scaling.curves.posterior_mode import (
     NOISELESS_SD,
     TAIL_PRIOR,
     ShapeFit,
-    estimate_run_sd,
     find_mode,
 )
 from isojax.scaling.curves.sweep_estimate import FitOptions
@@ -29,9 +37,11 @@ from isojax.scaling.evaluation_noise import autocorrelation, difference_sd
 from isojax.scaling.tracks import FloatArray, as_float64
 
 MIN_TAIL_PROBABILITY = 0.01
-# Chains of a chunk: so many fit into a processor cache, those of few points in larger chunks, which
+# Chains of a chunk: so many fit into a processor cache, those of few cells in larger chunks, which
 # cost fewer calls.
 CHAINS_PER_CHUNK, CHUNK_BINS = 50, 25_000
+# That share a tail and the standard deviations of plateaus (plateau_scales.py).
+DRAWS_PER_GROUP = 25
 DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
@@ -80,29 +90,29 @@ def sample_posterior(
 ) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found,
     and mean curves."""
-    best_fit, data, acceptance, r_hat = shape_fits[0], packed.data, None, None
-    mode_residuals = data.y - predict_rewards(data, best_fit.state)
+    best_fit, data, acceptance, r_hat = shape_fits[0], packed.condensed, None, None
+    mode_residuals = packed.data.y - predict_rewards(packed.data, best_fit.state)
     residuals_by_run = [
-        mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])
+        mode_residuals[run][packed.data.weight[run] > 0]
+        for run in np.ndindex(mode_residuals.shape[:2])
     ]
+
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
     if best_fit.scales.noise_sd < NOISELESS_SD:
+        # Nothing is uncertain: every draw is the mode.
         theta = np.repeat(best_fit.state.theta[None], draw_count, axis=0)
         R0 = np.full(draw_count, best_fit.state.R0)
         tail = np.full(draw_count, best_fit.state.tail)
     else:
+        # Residuals that resemble their neighbours say less than independent ones would.
         noise_sd = best_fit.scales.noise_sd * np.sqrt(_variance_inflation(residuals_by_run))
         scales = replace(best_fit.scales, noise_sd=noise_sd)
         modes = [find_mode(data, f.state, scales, iterations=200) for f in shape_fits]
         shape_fits = [
             replace(f, scales=scales, state=mode) for f, mode in zip(shape_fits, modes, strict=True)
         ]
-        *_, degrees_of_freedom = estimate_run_sd(
-            data, shape_fits[0].state, noise_sd, options.run_sd
-        )
-        theta, R0, tail, acceptance, r_hat = _sample_tails(
-            shape_fits, packed, degrees_of_freedom, options
-        )
+        theta, R0, tail, acceptance, r_hat = _sample_tails(shape_fits, packed, options)
+
     return CurvePosterior(
         theta=theta,
         R0=R0,
@@ -127,10 +137,9 @@ def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
 
 
 def _sample_tails(
-    shape_fits: list[ShapeFit], packed: PackedSweep, degrees_of_freedom: float, options: FitOptions
+    shape_fits: list[ShapeFit], packed: PackedSweep, options: FitOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray, float, tuple[float, float]]:
-    """(theta, R0, tail, acceptance, R-hat) of the draws; degrees_of_freedom: of the run-to-run
-    standard deviation."""
+    """(theta, R0, tail, acceptance, R-hat) of the draws."""
     rng = np.random.default_rng(options.seed)
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
     tail_probabilities = np.array([f.probability for f in shape_fits])
@@ -138,18 +147,29 @@ def _sample_tails(
         tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0
     )
     draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
-    shape_of_draw = np.repeat(np.arange(len(shape_fits)), draws_per_tail)
-    relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, draw_count)
-    run_sds = shape_fits[0].scales.run_sd * np.sqrt(relative_variance)
-    bins = packed.data.weight[..., 0].size * BINS_PER_RUN
+
+    # Groups of draws that share a tail and the standard deviations of plateaus.
+    tail_of_draw = np.repeat(np.arange(len(shape_fits)), draws_per_tail)
+    draw_in_tail = np.concatenate([np.arange(count) for count in draws_per_tail])
+    starts_group = draw_in_tail % DRAWS_PER_GROUP == 0
+    group_of_draw = np.cumsum(starts_group) - 1
+    scales_of_groups = draw_plateau_scales(
+        packed, shape_fits[0], options.run_sd, int(starts_group.sum()), rng
+    )
+    groups = [
+        replace(shape_fits[i], scales=scales)
+        for i, scales in zip(tail_of_draw[starts_group], scales_of_groups, strict=True)
+    ]
+
+    bins = len(packed.keys) * BINS_PER_RUN
     chunk_size, chunks = max(CHAINS_PER_CHUNK, CHUNK_BINS // bins), list[_HmcDraws]()
     for start in range(0, draw_count, chunk_size):
-        chunk = slice(start, start + chunk_size)
+        indices, counts = np.unique(group_of_draw[start : start + chunk_size], return_counts=True)
         shapes = [
-            (shape_fits[i], run_sds[chunk][shape_of_draw[chunk] == i])
-            for i in np.unique(shape_of_draw[chunk])
+            (groups[i], np.full(count, groups[i].scales.run_sd))
+            for i, count in zip(indices, counts, strict=True)
         ]
-        chunks.append(run_hmc_chains(packed.data, shapes, rng))
+        chunks.append(run_hmc_chains(packed.condensed, shapes, rng))
         if options.on_progress is not None:
             options.on_progress(min(start + chunk_size, draw_count), draw_count)
     theta, R0 = (
@@ -162,7 +182,7 @@ def _sample_tails(
     )
     positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
-    return theta, R0, np.array([f.state.tail for f in shape_fits])[shape_of_draw], acceptance, r_hat
+    return theta, R0, np.array([f.state.tail for f in shape_fits])[tail_of_draw], acceptance, r_hat
 
 
 def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:
@@ -210,20 +230,18 @@ def run_hmc_chains(
         center = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
         T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
         coordinates.append(_Coordinates(slice(start, end), center, T))
-    target, Q, d = _join_targets(targets), ends[-1], 3 * len(data.X) + 1
+    Q, d = ends[-1], 3 * len(data.X) + 1
     step_size = np.full((Q, 1), STEP_SIZE / d**0.25)
     position = rng.normal(size=(Q, d)) * 0.7
 
-    def all_v(position: FloatArray) -> FloatArray:
-        return np.concatenate([c.center + position[c.chains] @ c.T.T for c in coordinates])
-
     def evaluate(position: FloatArray) -> ChainStates:
-        potential, gradient = target.value_and_gradient(all_v(position))
-        return (
-            position,
-            potential[:, None],
-            np.concatenate([gradient[c.chains] @ c.T for c in coordinates]),
-        )
+        potentials, gradients = [], []
+        for target, c in zip(targets, coordinates, strict=True):
+            v = c.center + position[c.chains] @ c.T.T
+            potential, gradient = target.value_and_gradient(v)
+            potentials.append(potential)
+            gradients.append(gradient @ c.T)
+        return position, np.concatenate(potentials)[:, None], np.concatenate(gradients)
 
     rounds = 0
     while True:
@@ -235,8 +253,8 @@ def run_hmc_chains(
         for c in coordinates:
             step_size[c.chains] *= 0.6 if acceptance[c.chains].mean() < MIN_ACCEPTANCE else 1.0
         position = np.concatenate([c.adapt(positions) for c in coordinates])
-    v = all_v(positions[-1])
-    theta = np.clip(v[:, :-1].reshape(Q, -1, 3), target.lower, target.upper)
+    v = np.concatenate([c.center + positions[-1, c.chains] @ c.T.T for c in coordinates])
+    theta = np.clip(v[:, :-1].reshape(Q, -1, 3), *data.theta_bounds)
     return _HmcDraws(theta, v[:, -1], float(acceptance.mean()), positions_by_shape)
 
 
@@ -289,112 +307,144 @@ def _leapfrog(
 
 @dataclass(frozen=True)
 class _PotentialEnergy:
-    """Minus the log posterior of v, with soft walls around the bounds, for many chains at once."""
+    """Minus the log posterior of v for curves of one tail, with soft walls around the bounds.
 
-    # Of one shape, or of each chain's: [...] is () or (Q,).
-    tail: FloatArray  # [..., 1, 1, 1]
-    x: FloatArray  # [..., J, S, K], of each bin: log10 C
-    y: FloatArray  # [..., J, S, K], reward
-    W: FloatArray  # [..., J, S, K], precision; 0: an empty bin
-    y0: FloatArray  # [...], reward and precision of all evaluations at C = 0 together
-    W0: FloatArray
+    The runs of a cell share its bins, so that the cell's progress along its curve is computed once
+    for all of them. Rewards count from the curve at the mode, which keeps sums of squares small."""
+
+    tail: float
+    x: FloatArray  # [J, K], log10 C of each bin of a cell
+    reference: FloatArray  # [J, K], the reward of the curve at the mode
+    y: FloatArray  # [J, S, K], each run's reward in a bin, above the reference
+    W: FloatArray  # [J, S, K], its precision; 0: an empty bin
+    y0: float  # reward and precision of all evaluations at C = 0 together
+    W0: float
     prior_mean: FloatArray  # [3J], of theta with gamma integrated out
     prior_precision: FloatArray  # [3J, 3J]
-    run_precision: FloatArray  # [1 or Q, 1, 1], 1 / run_sd^2
+    run_precision: FloatArray  # [1 or Q], 1 / run_sd^2
     lower: FloatArray  # [3], bounds of (A, mid, lnB)
     upper: FloatArray
 
+    @cached_property
+    def Wy(self) -> FloatArray:
+        return self.W * self.y
+
+    @cached_property
+    def Wyy(self) -> FloatArray:
+        """float[J, S, 1]: each run's sum over its bins."""
+        return (self.Wy * self.y).sum(-1, keepdims=True)
+
     def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite far outside the
-        bounds."""
-        Q, J = len(v), self.x.shape[-3]
+        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1] of Q chains; infinite far
+        outside the bounds."""
+        Q, J = len(v), len(self.x)
         theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
         excess = theta - np.clip(theta, self.lower, self.upper)
         outside = (np.abs(excess) > 1).any((1, 2)) | (np.abs(R0) > 10)
         # so that refused positions do not overflow
         theta = np.clip(theta, self.lower - 1, self.upper + 1)
         R0 = np.clip(R0, -10, 10)
-        A, mid, B = (
-            t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2]))
-        )
-        z = scaled_log_compute(self.x, mid, B)
+
+        # Of the bins of each cell, [J, K, Q]: progress, and the curve above the reference.
+        A, mid, lnB = (theta[..., i].T[:, None] for i in range(3))  # [J, 1, Q] each
+        B = np.exp(lnB)
+        z = scaled_log_compute(self.x[..., None], mid, B)
         s, slope = progress_and_slope(z, self.tail)
-        gain = A - R0[:, None, None, None]
-        residual = self.y - R0[:, None, None, None] - gain * s
-        Ws = self.W * s
-        e_precision = (Ws * s).sum(-1) + self.run_precision
-        e = (Ws * residual).sum(-1) / e_precision
-        weighted_residual = self.W * (residual - e[..., None] * s)
+        gain = A - R0
+        h = R0 + gain * s - self.reference[..., None]
+
+        # Of each run, [J, S, Q]: sums over its bins, and its run effect e at its optimum.
+        W_s, W_h, W_ss, W_sh, W_hh = _products(self.W, s, h, s * s, s * h, h * h)
+        Wy_s, Wy_h = _products(self.Wy, s, h)
+        e_precision = W_ss + self.run_precision
+        residual_s = Wy_s - W_sh
+        e = residual_s / e_precision
+        misfit = self.Wyy - 2 * Wy_h + W_hh - e * residual_s + np.log(e_precision)
+
         prior_residual = theta.reshape(Q, -1) - self.prior_mean
         prior_gradient = prior_residual @ self.prior_precision
-        misfit = (weighted_residual * residual).sum((1, 2, 3)) + np.log(e_precision).sum((1, 2))
         potential = 0.5 * (
-            misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2
+            misfit.sum((0, 1))
+            + (prior_residual * prior_gradient).sum(1)
+            + self.W0 * (self.y0 - R0) ** 2
+            + ((excess / WALL_SD) ** 2).sum((1, 2))
         )
-        potential += 0.5 * ((excess / WALL_SD) ** 2).sum((1, 2))
+
         # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
-        shape_gradient = (
-            Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])
-        ) * slope
-        A_gradient = -(weighted_residual * s).sum((2, 3))
-        mid_gradient = -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3))
-        log_B_gradient = (shape_gradient * z).sum((2, 3))
-        theta_gradient = (
-            np.stack([A_gradient, mid_gradient, log_B_gradient], axis=2) + excess / WALL_SD**2
+        size = gain + e
+        W_curvature, W_size = _products(self.W.mT, 1 / e_precision + e * size, size)
+        (Wy_size,) = _products(self.Wy.mT, size)
+        shape_gradient = (s * W_curvature + h * W_size - Wy_size) * slope  # [J, K, Q]
+        rest_s = (residual_s - e * W_ss).sum(1)  # [J, Q]
+        rest = (self.Wy.sum(-1, keepdims=True) - W_h - e * W_s).sum(1)
+        theta_gradient = np.stack(
+            [
+                -rest_s.T,
+                -LN10 * (B[:, 0] * shape_gradient.sum(1)).T,
+                (shape_gradient * z).sum(1).T,
+            ],
+            axis=2,
         )
-        R0_gradient = -(weighted_residual * (1 - s)).sum((1, 2, 3)) - self.W0 * (self.y0 - R0)
+        theta_gradient += excess / WALL_SD**2
+        R0_gradient = -(rest - rest_s).sum(0) - self.W0 * (self.y0 - R0)
         gradient = np.concatenate(
             [theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1
         )
         return np.where(outside, np.inf, potential), gradient
 
 
+def _products(matrices: FloatArray, *factors: FloatArray) -> list[FloatArray]:
+    """The products of matrices float[J, a, b] with each of the factors float[J, b, Q]:
+    float[J, a, Q] each."""
+    return np.split(matrices @ np.concatenate(factors, axis=2), len(factors), axis=2)
+
+
 def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _PotentialEnergy:
-    (J, S, _), state, scales = data.weight.shape, fit.state, fit.scales
+    """The potential of the chains whose run-to-run standard deviations are run_sds float[Q]."""
+    J, S, _ = data.weight.shape
+    state, scales = fit.state, fit.scales
     precision = robust_precision(data, state, scales)
     residual = data.y - predict_rewards(data, state, with_run_effect=False)
+
+    # BINS_PER_RUN bins for each cell, and in each the precision and the mean residual of each run.
     usable = data.trained
-    low = np.where(usable, data.x, np.inf).min(-1)
-    high = np.where(usable, data.x, -np.inf).max(-1)
-    relative_position = (data.x - low[..., None]) / np.maximum(high - low, 1e-9)[..., None]
-    bin_of_run = np.minimum(
-        (relative_position[usable] * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1
-    )
-    bin_index = np.nonzero(usable.reshape(J * S, -1))[0] * BINS_PER_RUN + bin_of_run
+    low = np.where(usable, data.x, np.inf).min((1, 2), keepdims=True)
+    high = np.where(usable, data.x, -np.inf).max((1, 2), keepdims=True)
+    position = ((data.x - low) / np.maximum(high - low, 1e-9))[usable]
+    bin_of_point = np.minimum((position * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
+    run_of_point = np.nonzero(usable.reshape(J * S, -1))[0]
+    bin_index = run_of_point * BINS_PER_RUN + bin_of_point
 
     def sum_by_bin(values: FloatArray) -> FloatArray:
         sums = np.bincount(bin_index, precision[usable] * values[usable], J * S * BINS_PER_RUN)
         return as_float64(sums.reshape(J, S, -1))
 
     W = sum_by_bin(np.ones_like(precision))
-    x, mean_residual = (sum_by_bin(values) / np.maximum(W, 1e-300) for values in (data.x, residual))
-    bins = replace(data, x=x, y=mean_residual, weight=W)
-    y = predict_rewards(bins, state, with_run_effect=False) + mean_residual
+    mean_residual = sum_by_bin(residual) / np.maximum(W, 1e-300)
+    x = sum_by_bin(data.x).sum(1) / np.maximum(W.sum(1), 1e-300)
+    A, mid, lnB = (state.theta[:, i, None] for i in range(3))
+    reference = state.R0 + (A - state.R0) * progress_gradient(x, mid, lnB, state.tail)[0]
+
     at_zero = ~np.isfinite(data.x) & (data.weight > 0)
     W0 = float(precision[at_zero].sum())
-    y0 = (precision[at_zero] * data.y[at_zero]).sum() / max(W0, 1e-300)
+    y0 = float((precision[at_zero] * data.y[at_zero]).sum()) / max(W0, 1e-300)
+
     X_flat = data.X.reshape(3 * J, -1)
     covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
-    prior_terms = (X_flat @ scales.u_mean[1:], as_float64(np.linalg.inv(covariance)))
-    run_precision = np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0
-    shape_terms = np.array(state.tail), x, y, W, np.array(y0), np.array(W0)
-    return _PotentialEnergy(*shape_terms, *prior_terms, run_precision, *data.theta_bounds)
-
-
-def _join_targets(targets: list[_PotentialEnergy]) -> _PotentialEnergy:
-    """One for the chains of all, which differ in their shapes alone."""
-    if len(targets) == 1:
-        return targets[0]
-
-    def of_each_chain(name: str) -> FloatArray:
-        return np.concatenate(
-            [np.repeat(getattr(t, name)[None], len(t.run_precision), axis=0) for t in targets]
-        )
-
-    of_chains = {name: of_each_chain(name) for name in ("x", "y", "W", "y0", "W0")}
-    of_chains["tail"] = of_each_chain("tail")[:, None, None, None]
-    return replace(
-        targets[0], **of_chains, run_precision=np.concatenate([t.run_precision for t in targets])
+    lower, upper = data.theta_bounds
+    return _PotentialEnergy(
+        tail=state.tail,
+        x=x,
+        reference=reference,
+        y=mean_residual,
+        W=W,
+        y0=y0,
+        W0=W0,
+        prior_mean=X_flat @ scales.u_mean[1:],
+        prior_precision=as_float64(np.linalg.inv(covariance)),
+        run_precision=np.maximum(run_sds, 1e-9) ** -2.0,
+        lower=lower,
+        upper=upper,
     )
 
 

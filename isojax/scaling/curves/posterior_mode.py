@@ -63,14 +63,17 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> list[Shap
     scales = best_fit.scales
     shape_fits = [
         ShapeFit(
-            find_mode(packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from
+            find_mode(packed.condensed, f.state, scales, iterations=200),
+            scales,
+            best_fit.run_sd_from,
         )
         for f in shape_fits
     ]
     # they depart alike from a wrong shape: its evidence is that of the mean run
     runs = sum(map(len, packed.tracks))
     costs = (
-        np.array([minus_two_log_posterior(packed.data, f.state, scales) for f in shape_fits]) / runs
+        np.array([minus_two_log_posterior(packed.condensed, f.state, scales) for f in shape_fits])
+        / runs
     )
     tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
     order = np.argsort(costs, kind="stable")
@@ -83,13 +86,13 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> list[Shap
 def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = None) -> ShapeFit:
     """The posterior mode of one shape; its standard deviations and its curves are estimated in
     turn."""
-    data, state = packed.data, initial_state(tail, packed)
+    data = packed.condensed
+    state = initial_state(tail, packed)
     run_count = int((data.weight.sum(-1) > 0).sum())
     # R0, three per cell, and one for each further seed of a cell
     parameter_count = 1 + 2 * len(data.X) + run_count
-    initial_noise_sd = (
-        np.sqrt(np.mean((data.y - predict_rewards(data, state))[data.weight > 0] ** 2)) + 1e-4
-    )
+    squares = (data.y - predict_rewards(data, state)) ** 2 + data.scatter
+    initial_noise_sd = np.sqrt((data.weight * squares).sum() / data.weight.sum()) + 1e-4
     scales = Scales(
         float(initial_noise_sd), PRIOR_RUN_SD, PRIOR_TAU, packed.prior.mean, packed.prior.sd
     )
@@ -99,7 +102,7 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
         previous_noise_sd = scales.noise_sd
         noise_sd = robust_noise_sd(data, data.y - predict_rewards(data, state), parameter_count)
         noise_sd = max(noise_sd, packed.min_noise_sd)
-        run_sd, run_sd_from, _ = estimate_run_sd(data, state, noise_sd, stated_run_sd)
+        run_sd, run_sd_from = estimate_run_sd(data, state, noise_sd, stated_run_sd)
         scales = replace(scales, noise_sd=max(noise_sd, 1e-9), run_sd=run_sd)
         if i < SCALE_ROUNDS:
             scales = _update_scales(packed, state, scales)
@@ -111,7 +114,7 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
 def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
     """For each cell the best corner of a grid of (mid, lnB) with A by least squares; R0 at C = 0 or
     the lowest seen."""
-    data = packed.data
+    data = packed.condensed
     J, S, _ = data.weight.shape
     floor = (
         packed.base_reward
@@ -122,15 +125,17 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
     mids, lnBs = np.meshgrid(mid_grid, np.log([0.4, 0.7, 1.0, 1.5, 2.2]), indexing="ij")
     theta = np.zeros((J, 3))
     for j in range(J):
-        x = data.x[j][data.trained[j]]
-        rewards_above_floor = data.y[j][data.trained[j]] - floor
+        trained = data.trained[j]
+        x, weight = data.x[j][trained], data.weight[j][trained]
+        rewards_above_floor = data.y[j][trained] - floor
         s = progress_gradient(x, mids[..., None], lnBs[..., None], tail)[0]
         gain = np.clip(
-            (s * rewards_above_floor).sum(-1) / np.maximum((s * s).sum(-1), 1e-12),
+            (weight * s * rewards_above_floor).sum(-1)
+            / np.maximum((weight * s * s).sum(-1), 1e-12),
             -floor,
             1.0 - floor,
         )
-        squared_error = ((gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
+        squared_error = (weight * (gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
         corner = int(squared_error.argmin())
         theta[j] = floor + gain.flat[corner], mids.flat[corner], lnBs.flat[corner]
     # gamma is that of the surface nearest to the cells under its prior.
@@ -142,24 +147,37 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
 
 
 def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
-    """A robust standard deviation of residuals float[J, S, P], clipped at two of them (Huber's
-    second proposal)."""
-    squared_residuals = residuals[data.weight > 0] ** 2
-    variance = float(np.median(squared_residuals)) / 0.455
+    """A robust standard deviation of one evaluation, from residuals float[J, S, P].
+
+    The residuals of single evaluations are clipped at two of it (Huber's second proposal; of a
+    normal distribution that leaves .9205 of the variance). A point of several evaluations counts
+    with their scatter around it, which is free of outliers, and with its own residual."""
+    has_point = data.weight > 0
+    count, scatter = data.weight[has_point], data.scatter[has_point]
+    squared_residuals = residuals[has_point] ** 2
+    is_single = count == 1
+    evaluations = float(count.sum())
+
+    variance = float(np.median(squared_residuals + scatter)) / 0.455
     for _ in range(30):
-        variance = float(np.mean(np.minimum(squared_residuals, 4 * variance))) / 0.9205
-    degrees_of_freedom = max(1, len(squared_residuals) - parameter_count)
-    return float(np.sqrt(max(variance * len(squared_residuals) / degrees_of_freedom, 1e-24)))
+        clipped = np.minimum(squared_residuals, 4 * variance)
+        of_single = clipped[is_single].sum() / 0.9205
+        of_several = (count * (clipped + scatter))[~is_single].sum()
+        variance = float(of_single + of_several) / evaluations
+
+    degrees_of_freedom = max(1.0, evaluations - parameter_count)
+    return float(np.sqrt(max(variance * evaluations / degrees_of_freedom, 1e-24)))
 
 
 def estimate_run_sd(
     data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
-) -> tuple[float, str, float]:
-    """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds'
-    offsets within cells less that of noise, under a prior worth PRIOR_WEIGHT seeds at
-    PRIOR_RUN_SD."""
+) -> tuple[float, str]:
+    """(run-to-run sd, its source in words), from the spread of the seeds' offsets within cells less
+    that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD."""
     if stated_run_sd is not None:
-        return stated_run_sd, "as stated", 100.0
+        return stated_run_sd, "as stated"
+
+    # Each run's offset from its cell's curve at the plateau, by weighted least squares.
     s = progress_at_points(state.tail, data, state.theta)[0]
     residuals = data.y - predict_rewards(data, state, with_run_effect=False)
     weight = (data.weight * s * s).sum(-1)
@@ -167,36 +185,37 @@ def estimate_run_sd(
     offset = np.where(
         is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0
     )
+
+    # How far the offsets of a cell's seeds spread, less what noise alone would spread them.
     seed_count = is_informative.sum(1)
     cell_mean = offset.sum(1) / np.maximum(seed_count, 1)
     spread = is_informative * (offset - cell_mean[:, None]) ** 2
     spread_of_noise = is_informative * (1 - 1 / np.maximum(seed_count, 1))[:, None] * noise_sd**2
     excess_spread = max(float((spread - spread_of_noise / np.maximum(weight, 0.2)).sum()), 0.0)
     degrees_of_freedom = float(np.maximum(seed_count - 1, 0).sum())
+
     if noise_sd < NOISELESS_SD:
-        return (
-            float(np.sqrt(excess_spread / max(degrees_of_freedom, 1.0))),
-            "none: the points have no noise",
-            100.0,
-        )
+        run_sd = float(np.sqrt(excess_spread / max(degrees_of_freedom, 1.0)))
+        return run_sd, "none: the points have no noise"
     if not degrees_of_freedom:
         source = (
             f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours "
             "with --run-sd"
         )
-        return PRIOR_RUN_SD, source, PRIOR_WEIGHT
+        return PRIOR_RUN_SD, source
+
     variance = (PRIOR_WEIGHT * PRIOR_RUN_SD**2 + excess_spread) / (
         PRIOR_WEIGHT + degrees_of_freedom
     )
     source = f"estimated from the seeds ({degrees_of_freedom:.0f} degrees of freedom)"
-    return float(np.sqrt(variance)), source, PRIOR_WEIGHT + degrees_of_freedom
+    return float(np.sqrt(variance)), source
 
 
 def _update_scales(packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
     """tau and the standard deviations of the surface's steps: one step of expectation
     maximisation."""
-    cell_covariance, u_covariance = posterior_covariances(packed.data, state, scales)
-    surface_residual = state.theta - packed.data.X @ state.u[1:]
+    cell_covariance, u_covariance = posterior_covariances(packed.condensed, state, scales)
+    surface_residual = state.theta - packed.condensed.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
     tau = np.sqrt(
         (PRIOR_WEIGHT * PRIOR_TAU**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual))
@@ -256,22 +275,32 @@ class _NormalEquations:
     g_e: FloatArray  # [J, S]
 
 
-def _normal_equations(
+def information_of_runs(
     data: SweepArrays, state: HierarchicalState, scales: Scales
-) -> _NormalEquations:
+) -> tuple[FloatArray, FloatArray]:
+    """(information float[J, S, 4, 4], gradient float[J, S, 4]) of the log likelihood of each run in
+    (its plateau A + e, mid, lnB, R0)."""
     s, ds_d_mid, ds_d_lnB = progress_at_points(state.tail, data, state.theta)
     gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
     residual = data.y - state.R0 - gain * s
-    W = robust_precision(data, state, scales)
-    J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
-    WJ = J * W[:, None]
+
+    J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=2)  # [J, S, 4, P]
+    WJ = J * robust_precision(data, state, scales)[:, :, None]
+    return as_float64(WJ @ J.mT), as_float64((WJ @ residual[..., None])[..., 0])
+
+
+def _normal_equations(
+    data: SweepArrays, state: HierarchicalState, scales: Scales
+) -> _NormalEquations:
+    information, gradient = information_of_runs(data, state, scales)
     e_precision = 1 / max(scales.run_sd, TINY_SD) ** 2
-    cross = np.einsum("jasp,jsp->jas", WJ, s)  # the derivative by e is that by A, run by run
-    h_e = (W * s * s).sum(-1) + e_precision
-    g_e = (W * s * residual).sum(-1) - state.e * e_precision
-    H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
-    g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
-    return _NormalEquations(H, g, cross, h_e, g_e)
+    cross = information[..., 0]  # [J, S, 4]; the derivative by e is that by A, run by run
+    h_e = information[..., 0, 0] + e_precision
+    g_e = gradient[..., 0] - state.e * e_precision
+
+    H = information.sum(1) - np.einsum("jsa,jsb,js->jab", cross, cross, 1 / h_e)
+    g = gradient.sum(1) - np.einsum("jsa,js->ja", cross, g_e / h_e)
+    return _NormalEquations(H, g, cross.mT, h_e, g_e)
 
 
 def _solve_arrow(
@@ -348,7 +377,7 @@ def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> 
     gamma = as_float64(
         np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0]
     )
-    data = replace(packed.data, X=X)
+    data = replace(packed.condensed, X=X)
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)
     scales = replace(
         shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import time
@@ -10,6 +12,7 @@ import pytest
 
 from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.logs.source_words import SourceChoice
+from tests.linear_time import cpu_seconds
 from tests.refusals import refused
 
 HEAD = "run,n,B_p,step,reward\n"
@@ -145,16 +148,17 @@ def test_a_trainer_that_wrote_nan_into_its_own_log_is_warned_of(logged):
 
 
 def test_a_hundred_thousand_rows_take_seconds(logged):
-    """57 µs a row, as once, would be six seconds."""
+    """At most 10 times what Python's own reader takes: 57 µs a row, as once, were 30 times."""
     rows = (
         f"r{run},{8 * 2 ** (run % 3)},32,{run},{m},{0.2 + m / 4000 + run / 1000:.5f}\n"
         for run in range(50)
         for m in range(2000)
     )
     text = "run,n,B_p,seed,step,reward\n" + "".join(rows)
+    reference = cpu_seconds(lambda: list(csv.DictReader(io.StringIO(text))))
     before = time.process_time()
     result = logged("csv", text)
-    assert time.process_time() - before < 3.0
+    assert time.process_time() - before < 10 * reference
     assert len(result.runs) == 50 and all(len(run.points) == 2000 for run in result.runs)
 
 
