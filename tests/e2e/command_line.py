@@ -34,8 +34,11 @@ sweep: {B_p: [8], n: [2, 4], B_max: 64, seeds: 2, budget: 2500}
 run: {cells_at_once: 1}
 """
 
-# what the console script does
-SCRIPT = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.start import main; main()"
+# what the console script does, with as many draws as in the forks
+SCRIPT = (
+    "import sys; sys.argv[0] = 'isojax'; import tests.e2e.few_draws;"
+    " from isojax.cli.start import main; main()"
+)
 SECONDS = 600  # a command that takes longer hangs
 
 Snapshot = dict[str, tuple[int, int, bytes]]

@@ -44,6 +44,6 @@ def whole(shared: Path, nursery: Nursery) -> Isojax:
         fcntl.flock(lock, fcntl.LOCK_EX)
         location = Isojax(shared / "whole", nursery)
         if not said.exists():
-            said.write_text(location.ok("isojax.launch", "tiny.yaml").stdout)
+            said.write_text(location.ok("launch", "tiny.yaml").stdout)
     location.said = said.read_text()
     return location
