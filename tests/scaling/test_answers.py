@@ -42,7 +42,14 @@ from isojax.scaling.result import FitResult, Law, NStarFit
 from isojax.scaling.run_watch import RunWatch
 from isojax.scaling.tracks import FloatArray, group_by_cell, make_track
 from isojax.scaling.validate import validate
-from tests.answers import check_answer, differences, is_same, numbers_in, to_lines
+from tests.answers import (
+    RELATIVE,
+    check_answer,
+    differences,
+    is_same,
+    numbers_in,
+    to_lines,
+)
 from tests.scaling import test_adaptive as adaptive
 from tests.scaling import test_flat_start as flat
 from tests.scaling import test_run_health as health
@@ -245,7 +252,10 @@ def test_fits(request: pytest.FixtureRequest, name: str) -> None:
     answer = {key: getattr(fitted(name), key) for key in FitResult.model_fields}
     if len(answer["by_B_p"]) == 1:  # it repeats that of all cells
         del answer["by_B_p"]
-    check_answer(request, FILE, f"fit: {name}", answer)
+    # Draws are steps of a chain, which amplifies rounding: where a cell hardly shows its tail and
+    # exponent, another processor moves them by a third of a percent together.
+    relative = RELATIVE if answer["mode"] == "paper" else 1e-2
+    check_answer(request, FILE, f"fit: {name}", answer, relative)
 
 
 # Advice: what is read off a fit.
