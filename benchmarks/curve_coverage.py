@@ -31,7 +31,7 @@ from scipy import stats
 
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.single_run import RunPoints
-from isojax.scaling.run_forecast import fit_with_trial, is_determined
+from isojax.scaling.run_forecast import fit_to_peak, is_determined
 
 
 class Noise(NamedTuple):
@@ -82,7 +82,7 @@ def own_curve(rng: np.random.Generator, points: int, kind: Noise) -> Row:
 
     seed_of_point = np.repeat(np.arange(kind.seeds), points)
     measured = (truth + noise).ravel()
-    posterior, _ = fit_with_trial(
+    posterior, _ = fit_to_peak(
         RunPoints(np.tile(C, kind.seeds), measured, seed_of_point, kind.seeds)
     )
     R_inside = inside(posterior.rewards(C), truth)
@@ -111,7 +111,7 @@ def forecast(C: np.ndarray, R: np.ndarray, part: float) -> Forecasts:
     """The last reward of one run, forecast from the evaluations up to a part of its C."""
     is_seen = part * C[-1] >= C
     run_index = np.zeros(len(C), dtype=int)
-    posterior, _ = fit_with_trial(RunPoints(C, R, run_index).select(is_seen))
+    posterior, _ = fit_to_peak(RunPoints(C, R, run_index).select(is_seen))
     last = RunPoints(C[-1:], R[-1:], run_index[-1:])
     low, high = np.quantile(posterior.evaluations(last)[:, 0], [0.05, 0.95])
     row = {

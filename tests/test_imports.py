@@ -46,7 +46,9 @@ SCALING_LAYERS: tuple[tuple[str, ...], ...] = (
     ("law",),
     ("allocate",),
     ("checks",),
-    ("run_forecast", "comparison", "comparison_wording", "fit"),
+    ("run_forecast",),
+    ("one_cell",),
+    ("comparison", "comparison_wording", "fit"),
     ("adaptive", "compare_sweeps", "curve_from_file", "run_watch", "spending", "validate"),
 )
 # These load no jax, at import or later; launch/ does in one folder and one module, cli/ through

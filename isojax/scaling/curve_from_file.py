@@ -16,6 +16,7 @@ from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable
 from isojax.scaling.curves.flat_sweep import evaluation_sd, level_draws
 from isojax.scaling.curves.single_run import (
+    METHOD,
     MIN_POINTS,
     PARTICLES,
     RunPoints,
@@ -29,7 +30,7 @@ from isojax.scaling.learning import MIN_OF_ONE_RUN, NothingLearnt, describe, sho
 from isojax.scaling.mixed_settings import describe_mixtures
 from isojax.scaling.run_forecast import (
     MAX_INTERVAL_SHARE,
-    fit_with_trial,
+    fit_to_peak,
     is_autocorrelated,
     is_determined,
     median_curve,
@@ -42,7 +43,6 @@ SETTINGS = ("n", "B_p", "B")  # columns that should have one value each along a 
 FEW_POINTS = 10  # with fewer, the prior decides much of the curve, which is flagged
 BAND_POINTS = 120  # values of C at which the curve and its interval are tabulated
 PERCENT = 100.0  # rewards from 0 to this, some above 1, may be percentages
-METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,13 @@ def fit_curve_file(
     filters: rows to keep, such as ["model=7b"].
     group: the column that tells the seeds of the configuration apart; all seeds share one curve.
 
-    Gives the points that were read, and a document of plain values (exponent and C_mid are None for
-    points that only show noise around one reward):
+    Gives the points that were read, and a document of plain values (exponent, C_mid and tail are
+    None for points that only show noise around one reward):
     - kind ("curve"), file, x, y, where (the filters), group, fit_below: what was asked for;
     - nothing_learnt: of such points, what was seen, a sentence; "" for others;
-    - R0, A, exponent, C_mid: medians; intervals: {name: [low, high]};
+    - R0, A, exponent, C_mid, tail: of the curve nearest to the mean of the draws;
+    - intervals: {name: [low, high]}, of the draws, of all of these but the tail;
+    - C_peak: where the reward starts to fall; points beyond are left out. None where it does not;
     - draws, points, seeds, rmse, noise {sd, autocorrelation}, departure_sd;
     - determined: whether the data determine A;
     - band: the curve, [{C, reward, low, high}];
@@ -104,7 +106,7 @@ def fit_curve_file(
 
     flat = _find_flat(fitted_points, y_column)
     if flat is None:
-        posterior, trial = fit_with_trial(fitted_points)
+        posterior, trial = fit_to_peak(fitted_points)
     else:
         posterior, trial = _flat_posterior(flat, fitted_points), None
 
@@ -134,14 +136,6 @@ def fit_curve_file(
 
 
 @dataclass(frozen=True)
-class _UnitRun:
-    """One seed's evaluations, float[points] each by rising C, with rewards scaled to [0, 1]."""
-
-    C: FloatArray
-    R: FloatArray
-
-
-@dataclass(frozen=True)
 class _FlatCurve:
     """The curve of points that only show noise around one reward."""
 
@@ -167,12 +161,7 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
         low, high = 0.0, PERCENT
     unit_rewards = (points.R - low) / (high - low)
 
-    runs = []
-    for i in range(points.seeds):
-        is_of_seed = points.run_index == i
-        if is_of_seed.any():
-            runs.append(_UnitRun(points.C[is_of_seed], unit_rewards[is_of_seed]))
-
+    runs = replace(points, R=unit_rewards).by_seed()
     size = size_by_step(*[run.R for run in runs])
     is_constant = np.ptp(unit_rewards) <= SAME_REWARD
     if len(points.C) < MIN_OF_ONE_RUN and not is_constant:
@@ -190,9 +179,9 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
 def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
     """Draws of a curve that stays at one reward, as uncertain as an evaluation is."""
     levels = level_draws(flat.nothing, PARTICLES)
-    C_high = float(points.C.max())
+    C_range = (float(points.C[points.C > 0].min()), float(points.C.max()))
     noise_sd = evaluation_sd(flat.nothing)
-    return flat_posterior(C_high, levels, noise_sd, points.seeds, flat.reward_range)
+    return flat_posterior(C_range, levels, noise_sd, points.seeds, flat.reward_range)
 
 
 def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,6 +198,7 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
         "A": level,
         "exponent": None,
         "C_mid": None,
+        "tail": None,
         "intervals": document["intervals"] | {"exponent": (None, None), "C_mid": (None, None)},
         "determined": False,
         "draws": document["draws"] | {"method": method},
@@ -334,14 +324,16 @@ def _describe_fit(
     They are the same whether it rises or is flat; they are listed in `fit_curve_file`. data: all
     points of the file; fitted_points: those to which the curve was fitted."""
     draws = posterior.draws
-    residuals = fitted_points.R - median_curve(posterior, fitted_points.C)
+    is_fitted = fitted_points.C <= posterior.C_peak * (1 + 1e-9)
+    seen = fitted_points.select(is_fitted)
+    residuals = seen.R - median_curve(posterior, seen.C)
 
-    # The parameters of the curve, such as A, are the medians of their draws.
     return {
-        **{name: float(np.median(values)) for name, values in draws.items()},
+        **vars(posterior.mean_curve()),
+        "C_peak": None if np.isinf(posterior.C_peak) else posterior.C_peak,
         "intervals": {name: central_interval(values) for name, values in draws.items()},
         "draws": {"level": LEVEL, "replicates": len(draws["A"]), "seed": SEED, "method": METHOD},
-        "points": len(fitted_points.C),
+        "points": len(seen.C),
         "seeds": len(data.seed_names),
         "rmse": float(np.sqrt(np.mean(residuals**2))),
         "noise": {
@@ -390,6 +382,12 @@ def _flags(
     gain = median_gain(posterior)
     if rows_without_reward:
         yield f"{rows_without_reward} rows without {y_column} are left out"
+
+    if document["C_peak"] is not None:
+        C_peak = f"C = {document['C_peak']:.4g}"
+        left_out = len(C) - document["points"]
+        text = f"the reward falls beyond {C_peak}: {left_out} points there are left out"
+        yield f"{text}, and the curve takes the run as stopped at its peak"
 
     first, last = posterior.rewards(np.array([C.min(), C.max()])).T
     if np.quantile(last - first, TAILS[0]) < document["noise"]["sd"]:

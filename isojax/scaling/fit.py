@@ -24,6 +24,7 @@ from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
 from isojax.scaling.curves.flat_start import add_flat_starts
 from isojax.scaling.curves.flat_sweep import can_be_flat, flat_estimate
 from isojax.scaling.curves.sweep_estimate import (
+    DEFAULT_MODE,
     DEFAULT_OPTIONS,
     FitOptions,
     SweepEstimate,
@@ -40,6 +41,7 @@ from isojax.scaling.law.frontier import (
 from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.learning import find_nothing_learnt
+from isojax.scaling.one_cell import fit_one_cell, is_one_cell
 from isojax.scaling.result import (
     FitFlag,
     FitResult,
@@ -139,11 +141,7 @@ def fit_all_runs(
         forecast = None
         _require_a_curve(estimate, len(usable_runs), options.mode)
     else:
-        estimate = MODES[options.mode](cells, metric, options)
-        _require_a_curve(estimate, len(usable_runs), options.mode)
-        estimate = add_flat_starts(estimate, cells, metric)
-        forecast = _try_forecast(cells, estimate, metric, options)
-        estimate = _with_departures(estimate, forecast)
+        estimate, forecast = _fit_curves(cells, metric, options, len(usable_runs))
 
     # What follows from the curves: where each cell leads, and what to warn of.
     frontiers = _fit_frontiers(estimate, cells, metric)
@@ -193,6 +191,23 @@ def fit_all_runs(
         flags=tuple(flags),
     )
     return with_clocks(result, usable_runs)
+
+
+def _fit_curves(
+    cells: TracksByCell, metric: str, options: FitOptions, run_count: int
+) -> tuple[SweepEstimate, ForecastTrial | None]:
+    """The curves, with draws that depart from them beyond the data, and the trial of forecasts.
+
+    InputError where no cell has a curve; run_count: how many runs there are, to say so."""
+    if options.mode == DEFAULT_MODE and is_one_cell(cells):
+        estimate, forecast = fit_one_cell(cells, metric, options)
+        return add_flat_starts(estimate, cells, metric), forecast
+
+    estimate = MODES[options.mode](cells, metric, options)
+    _require_a_curve(estimate, run_count, options.mode)
+    estimate = add_flat_starts(estimate, cells, metric)
+    forecast = _try_forecast(cells, estimate, metric, options)
+    return _with_departures(estimate, forecast), forecast
 
 
 def _check_options(options: FitOptions) -> None:

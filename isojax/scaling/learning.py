@@ -17,7 +17,6 @@ problems, so that many of them tell no more about other problems than one does.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from scipy.special import betainc, chdtrc, ndtr, ndtri, stdtrit
@@ -32,7 +31,7 @@ from isojax.scaling.evaluation_size import (
     evaluation_size,
 )
 from isojax.scaling.intervals import share_interval
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
+from isojax.scaling.tracks import FloatArray, RewardPath, RunTrack, TracksByCell
 
 WINDOW = 3  # evaluations in a row, of which the median counts
 MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # variance of the median of so many values, each of 1
@@ -49,16 +48,6 @@ MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is someth
 NEARLY_ALL = 0.99
 NEARLY_NONE = 0.01
 MOST = 0.5
-
-
-class RewardPath(Protocol):
-    """One run: compute C and reward R, float[points] each, by rising C; a RunTrack is one."""
-
-    @property
-    def C(self) -> FloatArray: ...
-
-    @property
-    def R(self) -> FloatArray: ...
 
 
 @dataclass(frozen=True)

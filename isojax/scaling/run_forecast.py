@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isojax.scaling.curves.departures import MIN_VISIBLE
+from isojax.scaling.curves.departures import MIN_VISIBLE, find_peak
 from isojax.scaling.curves.single_run import (
     MAX_FITTED_POINTS,
     RunPoints,
@@ -15,7 +15,7 @@ from isojax.scaling.curves.single_run import (
     sample_posterior,
 )
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
-from isojax.scaling.intervals import central_band, central_interval
+from isojax.scaling.intervals import SEED, central_band, central_interval
 from isojax.scaling.tracks import FloatArray
 
 END_POINTS = 3  # the reward at the end is the mean over so many last values of C
@@ -50,16 +50,38 @@ class TriedPosterior(NamedTuple):
     trial: dict[str, Any] | None
 
 
-def fit_with_trial(points: RunPoints) -> TriedPosterior:
+def fit_to_peak(
+    points: RunPoints, stated_run_sd: float | None = None, seed: int = SEED
+) -> TriedPosterior:
+    """`fit_with_trial` of the points up to a peak beyond which the reward falls by more than chance
+    (overfitting, departures.py). The draws stay at the reward of the peak, because a run may be
+    stopped there; without a peak these are all points.
+
+    Rewards outside [0, 1] have no such fall."""
+    unit_range = points.R.min() >= 0 and points.R.max() <= 1
+    log10_peak = find_peak(points.by_seed(), points.base_reward) if unit_range else None
+    if log10_peak is None:
+        return fit_with_trial(points, stated_run_sd, seed)
+
+    C_peak = 10**log10_peak
+    tried = fit_with_trial(points.select(points.C <= C_peak * (1 + 1e-9)), stated_run_sd, seed)
+    posterior = replace(tried.posterior, C_peak=C_peak, C_high=float(points.C.max()))
+    return TriedPosterior(posterior, tried.trial)
+
+
+def fit_with_trial(
+    points: RunPoints, stated_run_sd: float | None = None, seed: int = SEED
+) -> TriedPosterior:
     """Draws of a run's curve that depart from it beyond the data, and the trial of such forecasts.
 
     The trial is how well the points up to a quarter of the largest C predict the others. points: of
-    one run or of several seeds, sorted by seed and C.
+    one run or of several seeds, sorted by seed and C. stated_run_sd, seed: as of
+    `sample_posterior`.
 
     The variance of the departures is the mean of two: that of a prior (by DEPARTURE_SHARE), and the
     squared error of the trial, as far as it exceeds what the trial's draws left open. Where no
     trial is possible it is the prior's."""
-    posterior = sample_posterior(points)
+    posterior = sample_posterior(points, stated_run_sd, seed)
     prior_sd = DEPARTURE_SHARE * median_gain(posterior)
 
     C_limit = posterior.C_high / MAX_EXTRAPOLATION
@@ -71,7 +93,7 @@ def fit_with_trial(points: RunPoints) -> TriedPosterior:
 
     # The squared error at the end, less the variance of the prediction itself. Here the draws have
     # no departures; with those of the prior they give the errors of `trial`.
-    tried = sample_posterior(visible)
+    tried = sample_posterior(visible, stated_run_sd, seed)
     at_end = last_points(hidden)
     # [draws], each the mean of new evaluations at the C of at_end, with their noise
     predicted = tried.evaluations(at_end).mean(-1)

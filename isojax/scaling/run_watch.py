@@ -7,6 +7,9 @@ alpha = (1 - LEVEL) / len(LOOK_SHARES); the answer is the intersection of all lo
 looks depend on C alone, never on how often somebody asks. So by Bonferroni's inequality all of them
 together hold the end with probability LEVEL, as far as each forecast is right (alpha spending at
 set times: Lan and DeMets 1983), and as long as C_end stays the same.
+
+At its end a run needs no forecast: what is left is the noise of its evaluations, and the answer is
+its curve there, as `isojax fit-curve` gives it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ import numpy as np
 
 from isojax.core.nouns import Interval
 from isojax.scaling.curves.single_run import RunPoints
-from isojax.scaling.intervals import LEVEL
+from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.learning import NothingLearnt
 from isojax.scaling.run_forecast import fit_with_trial
 from isojax.scaling.tracks import FloatArray
@@ -98,13 +101,16 @@ class RunWatch:
         interval, looks_agree = intersect_looks(looks)
 
         forecast = None
-        if interval is not None and last is not None:
+        has_ended = C[-1] >= self.C_end
+        if has_ended and _can_be_fitted(C):
+            forecast, interval = _reward_at_end(C, R)
+        elif interval is not None and last is not None:
             forecast = float(np.clip(last.reward, *interval))
-            # Wide enough for the level's interval too, whatever the looks forecast.
-            if nothing is not None:
-                low, high = nothing.interval
-                interval = (min(interval[0], low), max(interval[1], high))
-                forecast = nothing.level
+        # Wide enough for the level's interval too, whatever the looks forecast.
+        if nothing is not None and interval is not None:
+            low, high = nothing.interval
+            interval = (min(interval[0], low), max(interval[1], high))
+            forecast = nothing.level
 
         rollouts_left = max(self.C_end - float(C[-1]), 0.0)
         advised = self._advise(rollouts_left, interval, looks_agree, last)
@@ -134,7 +140,7 @@ class RunWatch:
             if C[-1] < C_look:
                 break
             seen = C_look >= C
-            if len(np.unique(C[seen & (C > 0)])) < MIN_LOOK_POINTS:
+            if not _can_be_fitted(C[seen]):
                 continue
 
             # A look is made again if evaluations up to there have been added since.
@@ -172,6 +178,20 @@ class RunWatch:
         if high - last.reward_now < FLAT_GAIN:
             return _Advised("stop", f"the run has levelled off: it gains less than {FLAT_GAIN:g}")
         return _Advised("go on", "the reward may still rise")
+
+
+def _can_be_fitted(C: FloatArray) -> bool:
+    return len(np.unique(C[C > 0])) >= MIN_LOOK_POINTS
+
+
+def _reward_at_end(C: FloatArray, R: FloatArray) -> tuple[float, Interval]:
+    """The median and the interval of the curve's reward at the last C of a run; C, R: all its
+    evaluations, float[points]."""
+    one_seed = np.zeros(len(C), dtype=np.intp)
+    posterior = fit_with_trial(RunPoints(C, R, one_seed)).posterior
+    rewards = posterior.rewards(C[-1:])[:, 0]
+    low, high = central_band(rewards)
+    return float(np.median(rewards)), (float(low), float(high))
 
 
 def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:

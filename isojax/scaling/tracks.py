@@ -4,7 +4,7 @@ on. These are the two axes of every plot."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,9 +25,27 @@ def as_float64(values: ArrayLike) -> FloatArray:
     return np.asarray(values, dtype=np.float64)
 
 
+class RewardPath(Protocol):
+    """One run: compute C and reward R, float[points] each, by rising C."""
+
+    @property
+    def C(self) -> FloatArray: ...
+
+    @property
+    def R(self) -> FloatArray: ...
+
+
+@dataclass(frozen=True)
+class RewardPoints:
+    """A RewardPath of which nothing else is known."""
+
+    C: FloatArray
+    R: FloatArray
+
+
 @dataclass(frozen=True)
 class RunTrack:
-    """One run's evaluations as two arrays."""
+    """One run's evaluations as two arrays, a RewardPath."""
 
     run: RunRecord
     C: FloatArray  # [points], compute, rising, 0 at the base policy

@@ -167,9 +167,9 @@ def test_a_flat_cell_has_a_flat_curve_and_falling_n_is_said():
     )
     assert flagged(result, "not monotone, it falls from 8 to 2")
     assert not flagged(result, "residuals keep their sign")  # those of rounding mean nothing
-    assert fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0).curves[
-        0
-    ].A == pytest.approx(0.301, abs=1e-6)
+    # alone it is a run whose noise is drawn from its prior, which knows no 0
+    alone = fit(world(n=(32,), samples=0, curve=_one_flat).runs, replicates=0).curves[0]
+    assert pytest.approx(0.301, abs=2e-3) == alone.A
 
 
 def test_paper_mode_leaves_flat_cells_out():

@@ -20,13 +20,18 @@ def run_of(R0, A, B, C_mid, points=30, sd=0.0, seed=0, seeds=1, end=1e6):
     return RunPoints(np.tile(C, seeds), R, np.repeat(np.arange(seeds), len(C)), seeds)
 
 
+def _parameters(u, middle, seeds, stated_run_sd=None):
+    """What standard normal coordinates u stand for."""
+    return single_run._PriorCoordinates(middle, seeds, stated_run_sd).parameters(u)
+
+
 def interval(values):
     return np.quantile(values, [0.05, 0.95])
 
 
 def test_the_likelihood_is_that_of_autocorrelated_noise():
     points = run_of(0.2, 0.7, 1.1, 3e4, points=6, sd=0.02, seeds=2)
-    p = single_run._from_normal(np.random.default_rng(0).normal(size=(50, 10)), 4.5, seeds=2)
+    p = _parameters(np.random.default_rng(0).normal(size=(50, 10)), 4.5, seeds=2)
     mean = p.rewards(points.C) + p.run_levels[:, points.run_index]
     assert mean[:, 0] == pytest.approx(p.R0 + p.run_levels[:, 0])
     expected = np.zeros(50)
@@ -46,7 +51,7 @@ def test_the_sampler_agrees_with_weighted_draws_from_the_prior(monkeypatch):
     points = RunPoints(
         np.array([0, 2e3, 1e4, 4e4]), np.array([0.2, 0.25, 0.4, 0.5]), np.zeros(4, dtype=int)
     )
-    prior = single_run._from_normal(
+    prior = _parameters(
         np.random.default_rng(1).normal(size=(100_000, 7)),
         float(np.log10([2e3, 4e4]).mean()),
         seeds=1,
@@ -172,8 +177,8 @@ def normal_coordinates(seeds=1, count=200):
 
 def test_coordinates_are_the_priors_quantiles():
     """At u = 0 each parameter is at its prior's median, at u = 1 one standard deviation above."""
-    middle = single_run._from_normal(np.zeros((1, 11)), 4.5, seeds=3)
-    above = single_run._from_normal(np.ones((1, 11)), 4.5, seeds=3)
+    middle = _parameters(np.zeros((1, 11)), 4.5, seeds=3)
+    above = _parameters(np.ones((1, 11)), 4.5, seeds=3)
     assert (middle.R0[0], middle.A[0]) == (0.5, 0.75)
     assert middle.exponent[0] == 1 and middle.C_mid[0] == pytest.approx(10**4.5)
     assert above.exponent[0] == pytest.approx(np.e) and above.C_mid[0] == pytest.approx(10**5.2)
@@ -190,7 +195,7 @@ def test_coordinates_are_the_priors_quantiles():
 def test_tails_have_their_prior_probability():
     u = np.zeros((10_000, 7))
     u[:, 4] = stats.norm.ppf((np.arange(10_000) + 0.5) / 10_000)
-    tails = single_run._from_normal(u, 4.5, seeds=1).tail
+    tails = _parameters(u, 4.5, seeds=1).tail
     shares = {tail: float((tails == tail).mean()) for tail in TAIL_PRIOR}
     assert shares == pytest.approx(TAIL_PRIOR, abs=2e-4)
     assert (np.diff(tails) >= 0).all()
@@ -225,7 +230,7 @@ def test_new_evaluations_have_the_noise_and_levels_of_their_run():
     points = run_of(0.2, 0.7, 1.1, 3e4, points=40, seeds=2)
     scale, rho = 0.01, 0.6
     count = 4000
-    posterior = single_run.flat_posterior(1e6, np.full(count, 0.5), 1.0, 2, (0.0, 1.0))
+    posterior = single_run.flat_posterior((1e3, 1e6), np.full(count, 0.5), 1.0, 2, (0.0, 1.0))
     parameters = replace(
         posterior.parameters,
         noise_scale=np.full(count, scale),
@@ -245,7 +250,7 @@ def test_new_evaluations_have_the_noise_and_levels_of_their_run():
 
 
 def test_draws_are_in_the_rewards_own_units():
-    posterior = single_run.flat_posterior(1e5, np.array([0.25, 0.5]), 0.1, 1, (-10.0, 30.0))
+    posterior = single_run.flat_posterior((1e3, 1e5), np.array([0.25, 0.5]), 0.1, 1, (-10.0, 30.0))
     assert posterior.draws["R0"].tolist() == [0.0, 10.0] == posterior.draws["A"].tolist()
     assert posterior.noise_sd == pytest.approx([4.0, 4.0])
     assert posterior.rewards(np.array([0.0, 1e3])) == pytest.approx(np.array([[0, 0], [10, 10]]))
@@ -254,7 +259,7 @@ def test_draws_are_in_the_rewards_own_units():
 
 def test_means_of_neighbours_weigh_as_many_evaluations():
     """The likelihood of a mean of k evaluations has a scale of 1 / sqrt(k) of theirs."""
-    parameters = single_run._from_normal(normal_coordinates(), 4.5, seeds=1)
+    parameters = _parameters(normal_coordinates(), 4.5, seeds=1)
     points = RunPoints(np.array([1e4]), np.array([0.4]), np.zeros(1, dtype=int), averaged=4)
     residual = 0.4 - parameters.rewards(points.C)[:, 0]
     expected = stats.t.logpdf(residual, 5, 0, parameters.noise_scale / 2)

@@ -27,6 +27,7 @@ from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import HILL_TAIL, ForecastTrial, ResidualCorrection
 from isojax.scaling.tracks import (
     FloatArray,
+    RewardPath,
     RunTrack,
     TracksByCell,
     as_float64,
@@ -61,7 +62,7 @@ TRIAL_DRAWS = 100  # of the trial's fit
 ROUNDING = 1e-9  # of reward: where no reward has noise, an error of this size is none
 
 
-def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
+def find_peak(seeds: Sequence[RewardPath], base_reward: float | None) -> float | None:
     """log10 C where the cell's reward starts to fall, or None; base_reward is that at C = 0, None:
     the lowest seen."""
     points = _cell_points(seeds, base_reward)
@@ -105,7 +106,7 @@ class _CellPoints:
         return as_float64(np.add.reduceat(values * self.count, self.run_starts, axis=-1))
 
 
-def _cell_points(seeds: Sequence[RunTrack], base_reward: float | None) -> _CellPoints:
+def _cell_points(seeds: Sequence[RewardPath], base_reward: float | None) -> _CellPoints:
     runs = [condense_run(t.C, t.R).trained() for t in seeds]
     runs = [run for run in runs if len(run.x)]
     rewards = np.concatenate([run.y for run in runs])

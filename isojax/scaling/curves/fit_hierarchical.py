@@ -150,6 +150,15 @@ def sample_problem_shifts(
     return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ contributions.T
 
 
+def problems_sentence(problem_count: int | None) -> str:
+    """Whether intervals hold for other validation problems too; None: of none are counts known."""
+    if problem_count is None:
+        text = "no right answers of single problems are recorded"
+        return f"{text}, so the intervals hold for these validation problems, not for others"
+    text = f"the {problem_count} validation problems are resampled"
+    return f"{text}, alike for all runs and checkpoints"
+
+
 def _summarise_curve(
     j: int,
     posterior: CurvePosterior,
@@ -196,12 +205,6 @@ def _summarise_curve(
 def _describe_intervals(
     posterior: CurvePosterior, problem_count: int | None, options: FitOptions
 ) -> IntervalSettings:
-    problems_sentence = (
-        f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
-    )
-    if problem_count is None:
-        problems_sentence = "no right answers of single problems are recorded, "
-        problems_sentence += "so the intervals hold for these validation problems, not for others"
     return IntervalSettings(
         level=LEVEL,
         replicates=options.replicates,
@@ -214,6 +217,6 @@ def _describe_intervals(
         r_hat=posterior.r_hat,
         method=(
             "draws of all curves from their posterior, each run's luck and the run-to-run effect's "
-            f"own uncertainty included; {problems_sentence}"
+            f"own uncertainty included; {problems_sentence(problem_count)}"
         ),
     )

@@ -2,7 +2,10 @@
 
 Evaluation i of seed r, at compute C_i, is
 
-    y = R0 + (A - R0) s(C_i) + e_r + noise,     e_r ~ N(0, run_sd^2); e_r = 0 if there is one seed
+    y = R0 + (A - R0) s(C_i) + e_r + noise,     e_r ~ N(0, run_sd^2)
+
+Of one seed e_r is 0, unless run_sd is stated: the curve is then that run's own. `isojax fit-curve`,
+`isojax watch` and the fit of a sweep that has one cell (one_cell.py) are views of these draws.
 
 The noise is AR(1) with Student's t innovations, so that an outlier hardly moves the curve. The
 curve, its tail (with the prior of a sweep, TAIL_PRIOR), the noise and the levels e_r are drawn by
@@ -20,16 +23,19 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
 from scipy.special import ndtr
 
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_mode import TAIL_PRIOR
-from isojax.scaling.curves.sweep_estimate import PosteriorSamples
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION, PosteriorSamples
 from isojax.scaling.intervals import SEED
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.tracks import FloatArray, RewardPoints
 
+METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 MIN_POINTS = 3  # distinct C
 MAX_FITTED_POINTS = 200  # of more, neighbours are averaged
+MEAN_CURVE_POINTS = 64  # at which the mean curve is nearest to the draws
 PARTICLES = 1000
 MIN_EFFECTIVE_SHARE = 0.5  # of the particles, after a step of the likelihood's power
 MOVES = 10  # of each particle at each power below 1
@@ -66,6 +72,17 @@ class RunPoints:
         """bool[points], which points are the first of their run."""
         return np.diff(self.run_index, prepend=-1) != 0
 
+    @property
+    def base_reward(self) -> float | None:
+        """The mean reward at C = 0; None without such a point."""
+        at_zero = self.R[self.C == 0]
+        return float(at_zero.mean()) if at_zero.size else None
+
+    def by_seed(self) -> list[RewardPoints]:
+        """The points of each seed that has some."""
+        masks = [self.run_index == i for i in np.unique(self.run_index)]
+        return [RewardPoints(self.C[mask], self.R[mask]) for mask in masks]
+
 
 @dataclass(frozen=True)
 class _Parameters:
@@ -78,6 +95,7 @@ class _Parameters:
     tail: FloatArray  # [Q]
     noise_scale: FloatArray  # [Q], of Student's t
     autocorrelation: FloatArray  # [Q]
+    run_sd: FloatArray  # [Q], of run_levels; 0 where they are
     run_levels: FloatArray  # [Q, seeds], e_r
 
     def rewards(self, C: FloatArray) -> FloatArray:
@@ -87,12 +105,25 @@ class _Parameters:
 
 
 @dataclass(frozen=True)
+class MeanCurve:
+    """One curve for all draws (hill.py), in rewards of the file."""
+
+    R0: float
+    A: float
+    exponent: float
+    C_mid: float
+    tail: float
+
+
+@dataclass(frozen=True)
 class RunPosterior:
     parameters: _Parameters
+    C_low: float  # the smallest C > 0 that was measured
     # beyond it the draws depart from their curves by departure_sd, at four times C_high
     C_high: float
     reward_range: tuple[float, float]  # of the rewards that _Parameters counts as 0 and 1
     departure_sd: float | None = None
+    C_peak: float = math.inf  # beyond it the curves stay at the reward that they have there
 
     @property
     def draws(self) -> dict[str, FloatArray]:
@@ -104,6 +135,12 @@ class RunPosterior:
             "exponent": p.exponent,
             "C_mid": p.C_mid,
         }
+
+    @property
+    def run_sd(self) -> FloatArray:
+        """float[Q], the standard deviation of the reward between runs that differ in their seed."""
+        low, high = self.reward_range
+        return (high - low) * self.parameters.run_sd
 
     @property
     def noise_sd(self) -> FloatArray:
@@ -133,6 +170,39 @@ class RunPosterior:
             self._unit_rewards(points.C) + p.run_levels[:, points.run_index] + noise
         )
 
+    def mean_curve(self) -> MeanCurve:
+        """The curve nearest to the draws' mean rewards (without departures), from the first point
+        to MAX_EXTRAPOLATION times the last one.
+
+        The means or medians of the parameters are no such curve: where the draws' tails, exponents
+        and C_mid go together, it misses the points by more than their noise."""
+        p = self.parameters
+        C = np.geomspace(self.C_low, MAX_EXTRAPOLATION * self.C_high, MEAN_CURVE_POINTS)
+        mean_rewards = p.rewards(C).mean(0)
+        R0 = float(p.R0.mean())
+
+        def residual(values: FloatArray) -> FloatArray:
+            A, log10_mid, ln_exponent, tail = values
+            return curve_value(C, R0, A, np.exp(ln_exponent), 10**log10_mid, tail) - mean_rewards
+
+        start = np.array(
+            [p.A.mean(), np.log10(p.C_mid).mean(), np.log(p.exponent).mean(), p.tail.mean()]
+        )
+        lower = np.array([0.0, start[1] - 3, start[2] - 3, min(TAIL_PRIOR)])
+        upper = np.array([1.0, start[1] + 3, start[2] + 3, max(TAIL_PRIOR)])
+        scale = np.array([0.1, 0.3, 0.3, 0.5])  # about the width of each in the prior
+        bounds = (lower, upper)
+        fitted = least_squares(residual, np.clip(start, *bounds), bounds=bounds, x_scale=scale)
+        A, log10_mid, ln_exponent, tail = fitted.x.tolist()
+        low, high = self.reward_range
+        return MeanCurve(
+            R0=low + (high - low) * R0,
+            A=low + (high - low) * A,
+            exponent=math.exp(ln_exponent),
+            C_mid=10**log10_mid,
+            tail=tail,
+        )
+
     def _unit_rewards(self, C: FloatArray) -> FloatArray:
         p, none = self.parameters, np.array([np.inf])
         low, high = self.reward_range
@@ -144,7 +214,7 @@ class RunPosterior:
             C_mid=p.C_mid[:, None],
             R0=p.R0,
             shift=np.zeros((len(p.R0), 2)),
-            C_peak=none,
+            C_peak=np.array([self.C_peak]),
             C_low=none,
             C_high=np.array([self.C_high]),
             departure_sd=None if self.departure_sd is None else self.departure_sd / (high - low),
@@ -166,14 +236,15 @@ def find_reward_range(R: FloatArray) -> tuple[float, float]:
 
 
 def flat_posterior(
-    C_high: float,
+    C_range: tuple[float, float],
     levels: FloatArray,
     evaluation_sd: float,
     seeds: int,
     reward_range: tuple[float, float],
 ) -> RunPosterior:
     """Flat curves at levels float[Q], without an effect of seeds; levels and evaluation_sd are of
-    rewards in [0, 1]."""
+    rewards in [0, 1]. C_range: the smallest C > 0 and the largest that were measured."""
+    C_low, C_high = C_range
     ones, count = np.ones(len(levels)), len(levels)
     scale = evaluation_sd / np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2))
     parameters = _Parameters(
@@ -184,17 +255,26 @@ def flat_posterior(
         tail=ones,
         noise_scale=scale * ones,
         autocorrelation=0 * ones,
+        run_sd=0 * ones,
         run_levels=np.zeros((count, seeds)),
     )
-    return RunPosterior(parameters, C_high, reward_range)
+    return RunPosterior(parameters, C_low, C_high, reward_range)
 
 
-def sample_posterior(points: RunPoints) -> RunPosterior:
-    """Draws given points of at least MIN_POINTS distinct C >= 0."""
-    reward_range = find_reward_range(points.R)
-    unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
-    means = _average_neighbours(replace(points, R=unit_rewards))
-    return RunPosterior(_temper(means), float(points.C.max()), reward_range)
+def sample_posterior(
+    points: RunPoints, stated_run_sd: float | None = None, seed: int = SEED
+) -> RunPosterior:
+    """Draws given points of at least MIN_POINTS distinct C >= 0.
+
+    stated_run_sd: of the reward between runs that differ in their seed; None: estimated where there
+    are several seeds. seed: of the draws."""
+    low, high = find_reward_range(points.R)
+    unit_points = replace(points, R=(points.R - low) / (high - low))
+    unit_run_sd = None if stated_run_sd is None else stated_run_sd / (high - low)
+
+    parameters = _temper(_average_neighbours(unit_points), unit_run_sd, seed)
+    C_low = float(points.C[points.C > 0].min())
+    return RunPosterior(parameters, C_low, float(points.C.max()), reward_range=(low, high))
 
 
 def _average_neighbours(points: RunPoints) -> RunPoints:
@@ -212,18 +292,19 @@ def _average_neighbours(points: RunPoints) -> RunPoints:
     return RunPoints(C, R, points.run_index[starts_group], points.seeds, averaged=counts)
 
 
-def _temper(points: RunPoints) -> _Parameters:
+def _temper(points: RunPoints, stated_run_sd: float | None, seed: int) -> _Parameters:
     """PARTICLES draws, rewards in [0, 1]."""
-    rng, seeds = np.random.default_rng(SEED), points.seeds
+    rng = np.random.default_rng(seed)
     log10_C = np.log10(points.C[points.C > 0])
     middle = float(log10_C.min() + log10_C.max()) / 2
+    coordinates = _PriorCoordinates(middle, points.seeds, stated_run_sd)
     block = max(1, BLOCK_VALUES // len(points.C))
 
     def log_likelihood(u: FloatArray) -> FloatArray:
-        blocks = [_from_normal(u[i : i + block], middle, seeds) for i in range(0, len(u), block)]
+        blocks = [coordinates.parameters(u[i : i + block]) for i in range(0, len(u), block)]
         return np.concatenate([_log_likelihood(points, parameters) for parameters in blocks])
 
-    u = rng.normal(size=(PARTICLES, 7 if seeds == 1 else 8 + seeds))
+    u = rng.normal(size=(PARTICLES, coordinates.count))
     value, power, move_length = log_likelihood(u), 0.0, 1.0
     while power < 1:
         step = _next_step(value, 1 - power)
@@ -244,31 +325,61 @@ def _temper(points: RunPoints) -> _Parameters:
             accepted = np.log(rng.uniform(size=PARTICLES)) < gain
             u[accepted], value[accepted] = proposed[accepted], proposed_value[accepted]
             move_length *= np.exp(accepted.mean() - ACCEPTED_SHARE)
-    return _from_normal(u, middle, seeds)
+    return coordinates.parameters(u)
 
 
-def _from_normal(u: FloatArray, middle: float, seeds: int) -> _Parameters:
-    """Parameters from coordinates float[Q, D] that are standard normal under the prior; middle: of
-    log10 C."""
-    R0 = ndtr(u[:, 0])
-    tails = np.array(sorted(TAIL_PRIOR))
-    cumulative_prior = np.cumsum([TAIL_PRIOR[t] for t in tails])[:-1]
+@dataclass(frozen=True)
+class _PriorCoordinates:
+    """The coordinates in which particles move: float[Q, count], standard normal under the prior.
 
-    def log_normal(coordinate: FloatArray, prior: tuple[float, float]) -> FloatArray:
-        return np.exp(prior[0] + prior[1] * coordinate)
+    The first seven are the curve's and the noise's. Where runs have levels of their own, the
+    logarithm of their standard deviation follows, unless it is stated, and then the levels."""
 
-    return _Parameters(
-        R0=R0,
-        A=R0 + (1 - R0) * ndtr(u[:, 1]),
-        exponent=log_normal(u[:, 2], PRIOR_LN_EXPONENT),
-        C_mid=10 ** (middle + PRIOR_MID_SD * u[:, 3]),
-        tail=tails[np.searchsorted(cumulative_prior, ndtr(u[:, 4]))],
-        noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SCALE),
-        autocorrelation=MAX_AUTOCORRELATION * ndtr(u[:, 6]),
-        run_levels=log_normal(u[:, 7:8], PRIOR_LN_RUN_SD) * u[:, 8:]
-        if seeds > 1
-        else np.zeros((len(u), 1)),
-    )
+    middle: float  # of the run's log10 C
+    seeds: int
+    stated_run_sd: float | None
+
+    @property
+    def has_run_levels(self) -> bool:
+        return self.seeds > 1 or self.stated_run_sd is not None
+
+    @property
+    def first_level(self) -> int:
+        return 8 if self.stated_run_sd is None else 7
+
+    @property
+    def count(self) -> int:
+        return self.first_level + self.seeds if self.has_run_levels else 7
+
+    def parameters(self, u: FloatArray) -> _Parameters:
+        """The parameters that coordinates float[Q, count] stand for."""
+        R0 = ndtr(u[:, 0])
+        tails = np.array(sorted(TAIL_PRIOR))
+        cumulative_prior = np.cumsum([TAIL_PRIOR[t] for t in tails])[:-1]
+
+        def log_normal(coordinate: FloatArray, prior: tuple[float, float]) -> FloatArray:
+            return np.exp(prior[0] + prior[1] * coordinate)
+
+        run_sd, unit_levels = np.zeros(len(u)), np.zeros((len(u), self.seeds))
+        if self.has_run_levels:
+            unit_levels = u[:, self.first_level :]
+            run_sd = (
+                log_normal(u[:, 7], PRIOR_LN_RUN_SD)
+                if self.stated_run_sd is None
+                else np.full(len(u), self.stated_run_sd)
+            )
+
+        return _Parameters(
+            R0=R0,
+            A=R0 + (1 - R0) * ndtr(u[:, 1]),
+            exponent=log_normal(u[:, 2], PRIOR_LN_EXPONENT),
+            C_mid=10 ** (self.middle + PRIOR_MID_SD * u[:, 3]),
+            tail=tails[np.searchsorted(cumulative_prior, ndtr(u[:, 4]))],
+            noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SCALE),
+            autocorrelation=MAX_AUTOCORRELATION * ndtr(u[:, 6]),
+            run_sd=run_sd,
+            run_levels=run_sd[:, None] * unit_levels,
+        )
 
 
 def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
