@@ -37,13 +37,19 @@ def samples(A, R0=0.0, **others) -> PosteriorSamples:
 
 
 def test_departures_grow_with_the_decades_beyond_the_data():
-    """At four times the data their standard deviation is departure_sd, at twice half of that,
-    inside nothing; of mean 0, Student's t, and half of the variance is shared by all cells."""
+    """At four times the data they are of the size departure_sd, at twice half of that, inside
+    nothing; larger upwards than downwards, with median 0. They are Student's t, and cells share
+    half of the variance. What is expected does not depart."""
     plain, departing = samples([0.5, 0.6, 0.7]), samples([0.5, 0.6, 0.7], departure_sd=0.02)
     for C, share in ((1e4, 0.0), (1e5, 0.0), (2e5, 0.5), (4e5, 1.0)):
         departure = departing.curves_at(np.array([C])) - plain.curves_at(np.array([C]))
-        assert departure.mean(0) == pytest.approx(np.zeros(3), abs=1e-12)
-        assert departure.std(0) == pytest.approx(np.full(3, 0.02 * share), rel=0.15)
+        down, up = (np.where(side > 0, departure, 0.0) for side in (-departure, departure))
+        for side, scale in ((down, 0.5), (up, 1.3)):
+            rms = np.sqrt(2 * (side**2).mean(0))
+            assert rms == pytest.approx(np.full(3, scale * 0.02 * share), rel=0.2)
+        assert np.median(departure, axis=0) == pytest.approx(np.zeros(3), abs=3e-3)
+        expected = (of.expected_at(np.array([C])) for of in (plain, departing))
+        assert next(expected) == pytest.approx(next(expected), abs=1e-12)
     correlation = np.corrcoef(departure.T)
     off_diagonal = correlation[~np.eye(3, dtype=bool)]
     assert off_diagonal == pytest.approx(np.full(6, 0.5), abs=0.12)
@@ -69,11 +75,13 @@ def test_a_cell_that_hardly_scored_rises_in_few_draws():
     above = rewards[:, 0] > ends[:, 0] + 1e-9
     assert above.mean() == pytest.approx(SHARE_THAT_RISES, abs=0.01)
     assert rewards[above, 0].min() >= np.delete(rewards[:, 0], np.flatnonzero(above)).max()
-    # What is expected of it: the mean of the draws without those that rise.
+    # What is expected of it: the mean of the draws without those that rise, as far downwards as
+    # upwards.
     expected = departing.expected_at(np.array([4e5]))
-    kept = np.sort(rewards[:, 0])[: int((1 - SHARE_THAT_RISES) * Q)]
+    even = replace(departing, departures_down_up=(1.0, 1.0)).curves_at(np.array([4e5]))
+    kept = np.sort(even[:, 0])[: int((1 - SHARE_THAT_RISES) * Q)]
     assert expected[0] == pytest.approx(kept.mean()) and expected[0] < rewards[:, 0].mean()
-    assert expected[1:] == pytest.approx(rewards[:, 1:].mean(0))
+    assert expected[1:] == pytest.approx(even[:, 1:].mean(0))
     inside = departing.expected_at(np.array([1e5]))
     assert inside == pytest.approx(ends.mean(0))
     # Budgets inside the data and beyond are asked for together: inside, the draws are the curves.

@@ -116,7 +116,7 @@ def test_rewards_of_any_size_give_the_same_curve():
     departed = replace(large, departure_sd=0.02).rewards(np.array([4e6])) - large.rewards(
         np.array([4e6])
     )
-    assert departed.std() == pytest.approx(0.02, rel=0.1)
+    assert np.sqrt((departed**2).mean()) == pytest.approx(0.02, rel=0.1)
     assert large.draws["A"] + 300 == pytest.approx((small.draws["A"] + 3) * 100, rel=1e-6)
     assert np.median(large.draws["A"]) == pytest.approx(-299.3, abs=0.05)
 
@@ -150,7 +150,8 @@ def test_departures_widen_intervals_beyond_the_data():
     alone = replace(drawn, departure_sd=None)
     C = np.array([2e5, 1.2e6])
     extra = drawn.rewards(C) - alone.rewards(C)
-    assert not extra[:, 0].any() and extra[:, 1].std() == pytest.approx(0.02, rel=0.1)
+    assert not extra[:, 0].any()
+    assert np.sqrt((extra[:, 1] ** 2).mean()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):

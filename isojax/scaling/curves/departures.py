@@ -9,7 +9,7 @@ How far to trust curves beyond their data is tried on the sweep itself: `try_for
 evaluations above a part of the largest C, fits the rest, and compares what was hidden with what the
 curves predict. How far predictions miss, more than noise and the curves' own uncertainty explain,
 adds to PRIOR_SHARE of the best gain in the size of the departures that every draw gets beyond its
-data (PosteriorSamples.departure_sd)."""
+data (PosteriorSamples.departure_sd; upwards and downwards, DEPARTURES_DOWN_UP)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
