@@ -46,8 +46,7 @@ def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -
         isojax.run(),
         ignore=shutil.ignore_patterns("checkpoint", "fit.json", "figures", "report.html"),
     )
-    as_many_draws = ("--replicates", "100")  # as tests/e2e/few_draws.py
-    document = json.loads(isojax.quick_ok("fit", "runs/tiny", *as_many_draws, "--json").stdout)
+    document = json.loads(isojax.quick_ok("fit", "runs/tiny", "--json").stdout)
     assert document == json.loads((isojax.run() / "fit.json").read_text())
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     by_tokens = json.loads(

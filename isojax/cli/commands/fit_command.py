@@ -23,7 +23,7 @@ from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_number, format_percent, format_range
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
-from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.result import NOT_CONVERGED, FitResult, FittedCurve, FrontierFit, FrontierRow
 from isojax.scaling.tracks import fixed_runs
 from isojax.scaling.validate import REPLICATES
@@ -47,7 +47,7 @@ def fit(
     mode: ModeOption = DEFAULT_MODE,
     replicates: Annotated[
         int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")
-    ] = 500,
+    ] = DEFAULT_OPTIONS.replicates,
     seed: Annotated[int, Option(min=0, help="Seed of these draws.")] = 0,
     run_sd: Annotated[
         float | None,
