@@ -100,6 +100,7 @@ class PosteriorSamples:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
         return cls(
             departure_sd=departure_sd,
+            departures_down_up=DEPARTURES_DOWN_UP,
             rollouts=rollouts,
             keys=tuple(c.key for c in curves),
             C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
