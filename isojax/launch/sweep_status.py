@@ -388,7 +388,7 @@ def _cell_summary(folder: Path, cell: Cell, goal: int | None, writers: Writers) 
         state = "failed"
     elif writers.locked and has_ledger:
         state = "running"
-        reported_rollouts = read_progress(cell_folder)  # C since the evaluation; None: no report
+        reported_rollouts = read_progress(cell_folder)  # all of C so far; None: no report
         rollouts = max(rollouts, reported_rollouts or 0)
 
     return CellSummary(

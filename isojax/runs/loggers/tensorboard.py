@@ -79,8 +79,10 @@ class TensorBoardLogger(Logger):
             for name, value in self.hparams.items()
             if value is not None
         }
+        # Of the first evaluation alone: the beginning of the file must stay the same.
         metrics = dict.fromkeys(run.points[0].metrics)
-        experiment, session, _ = summary.hparams(hparams, metrics)
+        # The third would say that the run has ended well, which nobody knows yet.
+        experiment, session, _session_end = summary.hparams(hparams, metrics)
         for hparams_summary in (experiment, session):
             # A protobuf map has no order: write it in a fixed one, so that equal settings give
             # equal bytes.

@@ -171,7 +171,8 @@ def _cells_to_pass_over(
     Those that are not finite: of any field but a cumulative one in a trainer's own log, and of
     training metrics and the elapsed time in a column that no --map names.
     is_nan, is_not_finite: bool[rows], as of `_join_field`. InputError where nothing is passed over,
-    and a column with cells that say NaN has no number at all: it was mapped by mistake.
+    and a column with cells that say NaN has no number at all: it was mapped by mistake (another
+    field than the main metric).
     """
     nowhere = np.zeros(len(rows), np.bool_)
     is_detected = name in column_map.detected
@@ -186,6 +187,7 @@ def _cells_to_pass_over(
 
     whole_column = column_map.table.cells.column(column_map.columns[name])
     has_no_number = not np.isfinite(whole_column.numbers).any()
+    # A main metric without numbers is refused later, with a message of its own (unlogged_cells.py).
     if name != column_map.main_metric and is_nan.any() and has_no_number:
         column_map.read(name, rows[int(np.argmax(is_nan))])  # always raises here
     return _PassedOver(nowhere, nowhere)
