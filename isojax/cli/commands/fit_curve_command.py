@@ -45,7 +45,8 @@ def fit_curve(
     levels off sooner or later.
 
     A is where the reward levels off, C_mid the compute of half the gain, the exponent how steep the
-    curve is, R0 the reward at C = 0. Values are medians and intervals 90% of the posterior.
+    curve is, R0 the reward at C = 0. The curve is the nearest to the mean of the posterior's draws;
+    intervals hold 90% of these.
     --fit-below shows whether the first part would have predicted the rest.
 
     \b
